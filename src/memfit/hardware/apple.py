@@ -4,22 +4,33 @@ machine, and macOS lets it use a part."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
+from memfit.constants import measured, vendor
 from memfit.hardware.gpu import GPU, all_gpus, plain
 from memfit.units import GIB
 
 _CHIP = re.compile(r"(?:apple)?(m[1-9])(pro|max|ultra)?(\d{1,3})gb")
 _MAC = re.compile(r"(?:apple)?mac(?:book|mini|studio)?(?:air|pro)?(\d{1,3})gb")
-SIZES = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
-# What Metal recommends of the whole memory (`recommendedMaxWorkingSetSize`), lowest and highest.
-SMALL, LARGE = 32, (0.75, 0.84)
-SHARES = {True: (2 / 3, 0.74), False: LARGE}
+SIZES: Annotated[
+    tuple[int, ...], vendor("GB of memory that Macs come with", "Apple's data sheets, M1 to M5")
+] = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
 CITE = (
     "macOS' default share for the GPU. Up to 32 GB: 10.67 GB of 16 (exo-explore/exo#1672) to 11.84 "
     "of 16 and 17.76 of 24 GiB (AlexsJones/llmfit#754, sgl-project/sglang#29949). Above: 75 % "
     "(gpustack/gpustack#1375) to 107.52 of 128 GiB (antirez/ds4#893, macOS 26)"
 )
+SMALL: Annotated[int, measured("GB up to which the share is the lower one", CITE)] = 32
+SHARES: Annotated[
+    Mapping[bool, tuple[float, float]],
+    measured(
+        "what Metal recommends of the whole memory (`recommendedMaxWorkingSetSize`), lowest and "
+        "highest, of a small Mac or a large one",
+        CITE,
+    ),
+] = {True: (2 / 3, 0.74), False: (0.75, 0.84)}
 
 
 def apple_gpu(name: str) -> GPU | None:

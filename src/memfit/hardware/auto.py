@@ -8,8 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import assumed
 from memfit.errors import InputError, MissingExtra
 from memfit.hardware.gpu import GPU, variants
 from memfit.hardware.outside import reserve
@@ -17,9 +18,16 @@ from memfit.lazy_dataclass import dataclass
 from memfit.units import MIB
 
 _OTHERWISE = "name a GPU (`--gpu rtx-4090`) or give its memory (`--memory 24GiB`)"
-# ECC takes 1/16 of GDDR6, so one card has two totals; cards of one name and another size (RTX 3080)
-# lie further apart.
-_SAME_CARD = 0.07
+_SAME_CARD: Annotated[
+    float,
+    assumed(
+        "share by which two totals of the same card differ at most",
+        "ECC takes 1/16 of GDDR6; cards of one name and another size (RTX 3080) lie further apart",
+    ),
+] = 0.07
+_SAME_TOTAL: Annotated[
+    float, assumed("share by which two readings of one total differ at most", "rounding to MiB")
+] = 1 / 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +113,7 @@ def _read(nvml: Any, handle: Any, parent: Any, driver: str) -> GPU:
             f"minus {reserved / MIB:.0f} MiB that the driver reserves",
             "log",
         )
-    elif row.smi and abs(total - row.smi) < total / 200:
+    elif row.smi and abs(total - row.smi) < total * _SAME_TOTAL:
         memory, how, status = (
             min(total, row.memory),
             f"for {row.id}: {row.cites['memory']}",

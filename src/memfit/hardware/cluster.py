@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Annotated
 
+from memfit.constants import setting, vendor
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware.apple import apple_gpu
 from memfit.hardware.gpu import GPU, common_gpu, find_gpu, gpu_problem, variants
@@ -16,9 +18,12 @@ from memfit.hardware.own import own_gpu
 from memfit.hardware.vendors import refusal
 from memfit.lazy_dataclass import dataclass
 
-LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
-# SXM modules that a machine carries at most (HGX and DGX of V100 to B300; 16 in a DGX-2 alone)
-BOARD = 8
+LARGEST_NODE: Annotated[int, setting("GPUs of a node, above which a number is a typo")] = 1024
+MOST_NODES: Annotated[int, setting("nodes, above which a number is a typo")] = 100_000
+BOARD: Annotated[
+    int,
+    vendor("SXM modules of one machine at most", "HGX and DGX, V100 to B300; a DGX-2 alone has 16"),
+] = 8
 _COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*]", re.IGNORECASE)
 _HINT = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
 

@@ -4,22 +4,37 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from math import exp, log
+from typing import Annotated
 
+from memfit.constants import counted, measured, vendor
 from memfit.hardware.cluster import Cluster
 from memfit.hardware.link import Link, find_link
 from memfit.lazy_dataclass import dataclass
 
 # What a call's size must travel, as a multiple of (ranks - 1) / ranks.
 TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1}
-# of the line rate that a port was found to carry (NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s)
-PORT = 0.94
-# Where no network is named: a port for each GPU, as the vendor's own machines of that generation
-# have it (DGX A100, DGX H100, DGX B200).
-PORTS = {7: "infiniband-edr", 8: "infiniband-hdr", 9: "infiniband-ndr", 10: "infiniband-ndr"}
-# Seconds of a call, and of each step of its ring from GPU to GPU and over the network: NVIDIA/nccl
-# src/graph/tuning.cc `baseLat` and `hwLat`, ring, protocol Simple (2.19 to 2.24).
-CALL, STEP, HOP = 8.4e-6, {"nvlink": 3.4e-6, "pcie": 5.7e-6}, 14e-6
+PORT: Annotated[
+    float,
+    measured(
+        "share of its line rate that a port carries",
+        "NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s",
+    ),
+] = 0.94
+PORTS: Annotated[
+    Mapping[int, str],
+    vendor(
+        "the port of each GPU where no network is named, by architecture",
+        "NVIDIA's own machines: DGX-1, DGX A100, DGX H100, DGX B200",
+    ),
+] = {7: "infiniband-edr", 8: "infiniband-hdr", 9: "infiniband-ndr", 10: "infiniband-ndr"}
+_TUNING = "NVIDIA/nccl 2.19 to 2.24 src/graph/tuning.cc, ring, protocol Simple"
+CALL: Annotated[float, counted("seconds of a call of NCCL", f"{_TUNING}: baseLat")] = 8.4e-6
+STEP: Annotated[
+    Mapping[str, float], counted("seconds from GPU to GPU of a ring", f"{_TUNING}: hwLat")
+] = {"nvlink": 3.4e-6, "pcie": 5.7e-6}
+HOP: Annotated[float, counted("seconds from node to node of a ring", f"{_TUNING}: hwLat")] = 14e-6
 
 
 @dataclass(frozen=True, kw_only=True)

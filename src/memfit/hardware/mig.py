@@ -7,8 +7,11 @@ shows of a slice is a little less than its fraction of the whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
+from memfit.constants import measured, vendor
 from memfit.errors import Problem
 from memfit.hardware.gpu import GPU
 
@@ -31,14 +34,33 @@ SLICED = (
     "gb200",
     "gb300",
 )
-SEVENTHS = ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8))  # compute parts, eighths of the memory
-QUARTERS = ((1, 2), (2, 4), (4, 8))  # A30
-# Multiprocessors by compute part and eighths, as `nvidia-smi mig -lgip` lists them for an H100.
-H100_SMS = {(1, 1): 16, (1, 2): 26, (2, 2): 32, (3, 4): 60, (4, 4): 64, (7, 8): 132}
-A100_SMS = 14  # of each part
-# What a slice lacks of its fraction at most: an A100-80GB's 3g.40gb shows 39.25 GiB of 39.57, an
-# H100's 39.38 to 39.50 of 39.56 and its 1g.10gb 9.75 of 9.89 (public logs of torch and nvidia-smi).
-LESS = 384 * 2**20
+_GUIDE = "NVIDIA MIG user guide, supported MIG profiles"
+SEVENTHS: Annotated[
+    tuple[tuple[int, int], ...], vendor("slices: compute parts, eighths of the memory", _GUIDE)
+] = ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8))
+QUARTERS: Annotated[tuple[tuple[int, int], ...], vendor("slices of an A30", _GUIDE)] = (
+    (1, 2),
+    (2, 4),
+    (4, 8),
+)
+H100_SMS: Annotated[
+    Mapping[tuple[int, int], int],
+    measured(
+        "multiprocessors of an H100's slices, by compute parts and eighths",
+        "public logs of `nvidia-smi mig -lgip`",
+    ),
+] = {(1, 1): 16, (1, 2): 26, (2, 2): 32, (3, 4): 60, (4, 4): 64, (7, 8): 132}
+A100_SMS: Annotated[
+    int, measured("multiprocessors of each compute part of an A100", "as for the H100")
+] = 14
+LESS: Annotated[
+    int,
+    measured(
+        "bytes that a slice lacks of its fraction at most",
+        "public logs of torch and nvidia-smi: an A100-80GB's 3g.40gb shows 39.25 of 39.57 GiB, an "
+        "H100's 39.38 to 39.50 of 39.56 and its 1g.10gb 9.75 of 9.89",
+    ),
+] = 384 * 2**20
 CITE = "NVIDIA MIG user guide, supported profiles; public logs of `nvidia-smi mig -lgip`"
 
 

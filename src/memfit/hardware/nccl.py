@@ -8,54 +8,96 @@ logs of 8 GPUs on NVLink show 16 (H800) and 24 (A100, H100) channels, of PCIe 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated
+
+from memfit.constants import counted, measured
 from memfit.hardware.gpu import GPU
 from memfit.hardware.outside import Span
 from memfit.units import MIB
 
-RECEIVE, SEND = (
-    10 * MIB,
-    2 * MIB,
-)  # a peer on a channel: LL, LL128 and SIMPLE buffers, and a head; in pages of 2 MiB
-READ = (
-    6 * MIB
-    # each of the two on A100, whose GPUs read from their peers: SIMPLE lies with the sender
-    # (graph/paths.cc ncclTopoCheckP2p)
-)
+_P2P = "NCCL 2.14 to 2.30 transport/p2p.cc, in pages of 2 MiB"
+RECEIVE: Annotated[
+    int, counted("bytes of a peer on a channel, receiving: LL, LL128 and SIMPLE buffers", _P2P)
+] = 10 * MIB
+SEND: Annotated[int, counted("bytes of a peer on a channel, sending: a head", _P2P)] = 2 * MIB
+READ: Annotated[
+    int,
+    counted(
+        "bytes of each of the two on A100, whose GPUs read from their peers: SIMPLE lies with the "
+        "sender",
+        "NCCL graph/paths.cc ncclTopoCheckP2p",
+    ),
+] = 6 * MIB
 RING = RECEIVE + SEND
 # Within a node a tree is a line of GPUs. Along the ring it adds the way back to the ring's
 # connections, which it shares: nothing between two GPUs, one end at either end of the line, both in
 # its middle (transport.cc ncclTransportP2pConnect; all 24 trees of nccl-tests#100 lie so). Where
 # links join GPUs one by one it may lie elsewhere.
 BACK, ELSEWHERE = RING, 2 * RING
-EAGER = (
-    2,
-    22,
-    # until then trees are connected with the communicator (init.cc "Connected all trees"), and with
-    # it come
-)
-SHARED = {
+EAGER: Annotated[
+    tuple[int, int],
+    counted(
+        "the first version of NCCL that connects trees later than the communicator",
+        "NCCL 2.22 init.cc, `Connected all trees`",
+    ),
+] = (2, 22)
+_SHARED = "net.cc sharedBuffersInit: 16 steps a channel of messages over the network, used or not"
+SHARED: Annotated[
+    Mapping[tuple[int, int], int],
+    counted(
+        "bytes of a channel's steps, of 512 KiB where NVLink joins all (P2P_NVL_CHUNKSIZE), by "
+        "version of NCCL",
+        _SHARED,
+    ),
+] = {
     (2, 16): 8 * MIB,
     (0, 0): 2 * MIB,
-}  # 16 steps a channel of messages over the network, used or not (net.cc sharedBuffersInit),
-FAR = (
-    2 * MIB
-)  # of 512 KiB where NVLink joins all (P2P_NVL_CHUNKSIZE), of 128 KiB before and across nodes
-NET = 18 * MIB  # GPUDirect RDMA: LL128 and SIMPLE both ways, LL where it receives
-NVLINK_CHANNELS, A100_CHANNELS, PCIE_CHANNELS = (16, 24), (24, 24), (2, 4)
-LINKED, PAIR = (8, 12), (2, 4)  # four V100 that six NVLinks each join, and two of them
-NVLS = {
+}
+FAR: Annotated[
+    int, counted("bytes of the same across nodes and without NVLink: steps of 128 KiB", _SHARED)
+] = 2 * MIB
+NET: Annotated[
+    int,
+    counted(
+        "bytes of a channel of GPUDirect RDMA: LL128 and SIMPLE both ways, LL where it receives",
+        "NCCL 2.14 to 2.30 transport/net.cc",
+    ),
+] = 18 * MIB
+_LOGS = "logs in NVIDIA/nccl issues 892, 1189, 1259, NVIDIA/nccl-tests issues 100 and 228"
+NVLINK_CHANNELS: Annotated[
+    tuple[int, int], measured("channels of GPUs on NVLink, fewest and most", _LOGS)
+] = (16, 24)
+A100_CHANNELS: Annotated[tuple[int, int], measured("channels of A100 on NVLink", _LOGS)] = (24, 24)
+PCIE_CHANNELS: Annotated[tuple[int, int], measured("channels of GPUs on PCIe", _LOGS)] = (2, 4)
+LINKED: Annotated[
+    tuple[int, int], measured("channels of four V100 that six NVLinks each join", _LOGS)
+] = (8, 12)
+PAIR: Annotated[tuple[int, int], measured("channels of two of them", _LOGS)] = (2, 4)
+NVLS: Annotated[
+    Mapping[tuple[int, int], int],
+    counted(
+        "bytes of NVLink SHARP on NVSwitch from compute capability 9.0, 8 GPUs, by version of NCCL",
+        "NCCL 2.17 to 2.30 nvls.cc",
+    ),
+] = {
     (2, 21): 256 * MIB,
     (0, 0): 1024 * MIB,
-}  # on NVSwitch from sm_90 on, 8 GPUs; by version of NCCL
-NVLS_GPUS = 4  # fewer are left to the ring
-BUNDLED = {
+}
+NVLS_GPUS: Annotated[
+    int, counted("GPUs from which NVLink SHARP is used", "NCCL 2.17 to 2.30 nvls.cc")
+] = 4
+BUNDLED: Annotated[
+    Mapping[tuple[int, int], tuple[int, int]],
+    counted("the version of NCCL that comes with each version of torch", "torch's wheels"),
+] = {
     (2, 7): (2, 26),
     (2, 5): (2, 21),
     (2, 3): (2, 20),
     (2, 2): (2, 19),
     (2, 1): (2, 18),
     (0, 0): (2, 14),
-}  # with torch
+}
 CITE = (
     "derived: NCCL 2.14 to 2.30 init.cc, transport/p2p.cc, nvls.cc, net.cc; channels as "
     "logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 100 "

@@ -17,16 +17,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import setting
 from memfit.errors import InputError, Problem
 from memfit.hardware.gpu import GPU, MATHS, custom_gpu, find_gpu, gpu_problem, plain
 from memfit.registry import nearest
 from memfit.units import parse_bytes
 
 KEYS = ("like", "name", "memory", "bandwidth", "rates", "sms", "price")
-LONGEST = 2**20  # bytes of the file
-LARGEST_RATE = 1e20
+LONGEST: Annotated[int, setting("bytes of the file that are read at most")] = 2**20
+LARGEST_RATE: Annotated[float, setting("flop/s, above which a rate is a typo")] = 1e20
 
 
 def own_path() -> Path:

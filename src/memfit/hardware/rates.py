@@ -14,8 +14,9 @@ from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from memfit.constants import counted, fitted, measured, vendor
 from memfit.hardware.gpu import GPU, find_gpu
 from memfit.hardware.link import find_link
 from memfit.lazy_dataclass import dataclass
@@ -23,38 +24,87 @@ from memfit.lazy_dataclass import dataclass
 Reached = Mapping[
     int, tuple[tuple[int, float], ...]
 ]  # by the first key, (second key, fraction) in rising order
-BACKWARD = (
-    63 / 73
-)  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
+BACKWARD: Annotated[
+    float,
+    measured(
+        "backward rate of attention, as a share of its forward rate",
+        "FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100",
+    ),
+] = 63 / 73
 # What a second of a collective beside kernels costs them: it fills processors and moves memory.
-# Four A100s, H100s, MI210s and MI250s that overlap compute 18.9 % slower on average than without a
-# collective, and are 10.2 % slower still where one follows the other (arXiv 2507.03114, abstract).
-SLOWED, ONE_BY_ONE = 0.189, 0.102
+SLOWED: Annotated[
+    float,
+    measured(
+        "how much slower kernels are while a collective runs",
+        "arXiv 2507.03114, abstract: the average of four A100, H100, MI210 and MI250",
+    ),
+] = 0.189
+ONE_BY_ONE: Annotated[
+    float,
+    measured(
+        "how much slower a step is where collectives and kernels take turns",
+        "arXiv 2507.03114, abstract",
+    ),
+] = 0.102
 BESIDE = SLOWED / ((1 + SLOWED) * (1 + ONE_BY_ONE) - 1)
 FAST = ("nvlink", "xgmi")  # over PCIe a collective moves too little a second to be noticed
-PINNED = 55.06 / 63  # of PCIe's rate that a copy was measured to reach (links.toml, pcie5-x16)
-# Seconds that Python, torch's dispatch and the driver need for a kernel of code that nothing
-# compiles, on hosts of PCIe 4 and on those of PCIe 5: 25.5 tokens a second of Llama-7B, "heavily
-# CPU overhead bound", on an A100 (pytorch.org/blog/accelerating-generative-ai-2), by the kernels a
-# token of the code behind it (pytorch-labs/gpt-fast@3bcaaaf of that day, model.py, generate.py
-# decode_n_tokens; each call of torch 2.4's dispatcher that is no view): 56 a layer (norms 16,
-# rotary 18, attention by SDPA's math path 9, products 5, writes into the cache 2, copies of heads
-# 2, sums and SiLU 4), 12 around the layers, 13 to sample. 8.1 ms of Llama-3.2-1B's forward of 512
-# tokens without gradients, on a B200 (stas00/ml-engineering@744d01e
-# training/performance/README.md), by the 633 of transformers'. Forward and backward with
-# checkpoints took that one 48.8 ms for 2,224 kernels: where gradients are wanted, a kernel takes so
-# much longer.
-GPT_FAST = 32 * 56 + 12 + 13
-LAUNCHES = {4: 1 / 25.5 / GPT_FAST, 5: 8.1e-3 / 633}
-TRAINED = (48.8e-3 / 2224) / (8.1e-3 / 633)
-HOST = {
+PINNED: Annotated[
+    float,
+    measured(
+        "share of PCIe's rate that a copy from pinned memory reaches", "links.toml, pcie5-x16"
+    ),
+] = 55.06 / 63
+# The kernels of a token: 56 a layer (norms 16, rotary 18, attention by SDPA's math path 9, products
+# 5, writes into the cache 2, copies of heads 2, sums and SiLU 4), 12 around the layers, 13 to
+# sample.
+GPT_FAST: Annotated[
+    int,
+    counted(
+        "kernels of a token of gpt-fast's Llama-7B, not compiled",
+        "pytorch-labs/gpt-fast@3bcaaaf model.py, generate.py decode_n_tokens; each call of torch "
+        "2.4's dispatcher that is not a view",
+    ),
+] = 32 * 56 + 12 + 13
+FORWARD_KERNELS: Annotated[
+    int,
+    counted("kernels of Llama-3.2-1B's forward pass in transformers", "memfit's tape of that run"),
+] = 633
+STEP_KERNELS: Annotated[
+    int,
+    counted("kernels of its forward and backward with checkpoints", "memfit's tape of that run"),
+] = 2224
+LAUNCHES: Annotated[
+    Mapping[int, float],
+    fitted(
+        "seconds that Python, torch's dispatch and the driver need for a kernel of code that is "
+        "not compiled, on hosts of PCIe 4 and of PCIe 5",
+        "25.5 tokens/s of Llama-7B on an A100, heavily bound by the CPU "
+        "(pytorch.org/blog/accelerating-generative-ai-2); 8.1 ms of Llama-3.2-1B's forward pass "
+        "over 512 tokens on a B200 (stas00/ml-engineering@744d01e "
+        "training/performance/README.md)",
+    ),
+] = {4: 1 / 25.5 / GPT_FAST, 5: 8.1e-3 / FORWARD_KERNELS}
+TRAINED: Annotated[
+    float,
+    fitted(
+        "how much longer a kernel takes the host where gradients are wanted",
+        "48.8 ms of the same model's forward and backward on that B200",
+    ),
+] = (48.8e-3 / STEP_KERNELS) / (8.1e-3 / FORWARD_KERNELS)
+HOST: Annotated[
+    Mapping[int, str],
+    vendor(
+        "the link to the host, by the GPU's architecture (first number of its compute capability)",
+        "NVIDIA's data sheets of V100, A100, H100, B200 and their PCIe cards",
+    ),
+] = {
     6: "pcie3-x16",
     7: "pcie3-x16",
     8: "pcie4-x16",
     9: "pcie5-x16",
     10: "pcie5-x16",
     12: "pcie5-x16",
-}  # by architecture
+}
 
 
 class Kernel(NamedTuple):
@@ -66,13 +116,17 @@ class Kernel(NamedTuple):
     backward: float
 
 
-NEWEST = Kernel(
-    "newest", 1.0, BACKWARD
-)  # what the table's engines ran: FlashAttention-3, cuDNN and their like on Hopper and Blackwell
-# By a job's option or by the operator on the tape. FlashAttention-2 is 1.3 to 1.5 times as fast
-# forward and twice as fast backward as the first version written in Triton, and twice as fast as
-# xformers' cutlass kernel, which is torch's efficient attention (arXiv 2307.08691, section 4.1).
-KERNELS: Mapping[str, Kernel] = {
+# what the table's engines ran: FlashAttention-3, cuDNN and their like on Hopper and Blackwell
+NEWEST = Kernel("newest", 1.0, BACKWARD)
+KERNELS: Annotated[
+    Mapping[str, Kernel],
+    measured(
+        "attention kernels beside FlashAttention-2, by a job's option or the operator on the tape",
+        "arXiv 2307.08691, section 4.1: 1.3 to 1.5 times as fast forward, twice as fast backward "
+        "as the first version in Triton, twice as fast as xformers' cutlass kernel, which is "
+        "torch's efficient attention",
+    ),
+] = {
     "flash-attn-3": NEWEST,
     "flash_attention": Kernel("flash_2", 1.0, BACKWARD),
     "flash_attention_triton": Kernel("flash_2", 1 / 1.4, BACKWARD / 2),

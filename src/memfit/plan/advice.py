@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from itertools import combinations, islice
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from memfit.answers import Advice, Rung, Way
 from memfit.band import spread
+from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus
 from memfit.hardware import GPU, Cluster, all_gpus, usable
@@ -29,9 +30,9 @@ from memfit.plan.relayouts import relayouts
 from memfit.strategy import FSDP, ONE, Strategy
 from memfit.techniques.activation_offload import HOOKS
 
-LONGEST = 3  # changes beside the one that makes a way
-SHORTEST = 512  # tokens: nobody asks for shorter sequences to make a job fit
-COUNTS = (2, 4, 8)  # GPUs of one machine
+LONGEST: Annotated[int, setting("changes beside the one that makes a way, at most")] = 3
+SHORTEST: Annotated[int, setting("tokens below which no shorter sequence is advised")] = 512
+COUNTS: Annotated[tuple[int, ...], setting("GPUs of one machine that are tried")] = (2, 4, 8)
 # The ways, best first: what each gives up. `same` gives up nothing but time, or a few bits of the
 # optimizer's states.
 KINDS = ("same", "shorter", "smaller", "method", "host", "hardware")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from memfit.constants import counted, setting
 from memfit.errors import InputError
 from memfit.formats import FORMATS
 from memfit.hardware import Cluster, Rates, rates
@@ -32,13 +33,14 @@ from memfit.strategy import PP, Strategy
 from memfit.tape import Tape
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
-AGAIN = {
-    "full": 1.0,
-    "selective": 0.2,
-    # of the layers' products, the least that is computed again: every second is kept, maybe the
-    # larger
-}
-SHORT = 2  # layers of the short models
+AGAIN: Annotated[
+    Mapping[str, float],
+    counted(
+        "share of the layers' products that checkpointing computes again at least: a bound",
+        "torch.utils.checkpoint's selective policy keeps every second product, maybe the larger",
+    ),
+] = {"full": 1.0, "selective": 0.2}
+SHORT: Annotated[int, setting("layers of the short models that bounds are made of")] = 2
 
 
 class Like(NamedTuple):

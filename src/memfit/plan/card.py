@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from memfit.answers import Way
+from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus
 from memfit.hardware import GPU, Cluster, all_gpus, usable
@@ -23,11 +24,11 @@ from memfit.plan.advice import Setting, hardware
 from memfit.plan.reverse import last
 from memfit.strategy import FSDP, ONE, TP, Strategy
 
-CONTEXT = 4096  # tokens of each user's context, where users are counted
-NEW = 128  # of them, generated
-MOST = 4096  # users or sequences at once; more are not looked for
-UNIT = 256  # tokens: nobody asks for 27,547 of them
-TRIES = 6  # precise looks at what the line promises
+CONTEXT: Annotated[int, setting("tokens of each user's context, where users are counted")] = 4096
+NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
+MOST: Annotated[int, setting("users or sequences at once that are looked for at most")] = 4096
+UNIT: Annotated[int, setting("tokens of which a longest context is a multiple")] = 256
+TRIES: Annotated[int, setting("precise estimates of what a line promises, at most")] = 6
 
 
 @dataclass(frozen=True, kw_only=True)

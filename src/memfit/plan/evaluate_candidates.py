@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import field
 from itertools import product
+from typing import Annotated
 
+from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, surplus
 from memfit.hardware import usable
@@ -17,9 +19,14 @@ from memfit.plan.ledger import Ledger, Lost, Node
 from memfit.plan.reuse_estimates import Beyond, Passed, passed, sending
 from memfit.plan.space import turned
 
-TIED = 0.002  # of a step: steps of optimizers differ by more than their bounds do
-NEAR = 0.9  # of what the GPU offers
-ALIKE = 0.9  # of a layout's own kernels: of other sizes they reach other rates
+TIED: Annotated[
+    float, setting("share of a step's time within which bounds do not tell two optimizers apart")
+] = 0.002
+NEAR: Annotated[float, setting("share of the GPU from which a bound is near to full")] = 0.9
+ALIKE: Annotated[
+    float,
+    setting("share of a layout's kernel time that another of the same kernels reaches at least"),
+] = 0.9
 
 
 @dataclass(kw_only=True)

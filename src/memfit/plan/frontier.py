@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Annotated
 
+from memfit.constants import setting
 from memfit.estimate import uncollected
 from memfit.hardware import Cluster
 from memfit.hardware.cluster import BOARD
@@ -16,8 +18,10 @@ from memfit.plan.planning import Plan, Row, Wish, dollars, row_of
 from memfit.plan.search import Search
 from memfit.plan.space import Space, Work
 
-STEP = 0.2  # of the memory that a way takes: the next takes so much less
-MOST = 24  # ways on the same GPUs
+STEP: Annotated[float, setting("share of memory by which the next way on the front is smaller")] = (
+    0.2
+)
+MOST: Annotated[int, setting("ways on the same GPUs, at most")] = 24
 HALVINGS = 3
 
 

@@ -12,8 +12,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from memfit.constants import setting
 from memfit.errors import InputError, Problem
 from memfit.estimate import Estimate, estimate, uncollected
 from memfit.hardware import Cluster, usable
@@ -33,13 +34,14 @@ from memfit.techniques.framework import facts_of
 SERVED: Mapping[str, tuple[Any, ...]] = {
     one.name: one.metadata["serves"] for one in dataclasses.fields(Job) if one.metadata["serves"]
 }
-QUARTERS = (
-    5,
-    6,
-    7,
-)  # of four: sequences tried between a power of two that fits and the next, which does not
-ALIKE = 0.01  # of seconds or tokens a second: no more is known of kernels than that
-MOST = 2**16  # sequences at once of one group of GPUs
+QUARTERS: Annotated[
+    tuple[int, ...],
+    setting("quarters of a power of two of sequences tried between one that fits and the next"),
+] = (5, 6, 7)
+ALIKE: Annotated[
+    float, setting("share of seconds or tokens/s within which two ways are equally fast")
+] = 0.01
+MOST: Annotated[int, setting("sequences at once of one group of GPUs, at most")] = 2**16
 
 
 class Way(NamedTuple):

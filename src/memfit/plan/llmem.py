@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from memfit.constants import counted, setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate
 from memfit.hardware import Cluster, usable
@@ -22,8 +23,14 @@ from memfit.strategy import Strategy
 
 METHODS = ("DP", "ZeRO-3", "TP", "DP+TP")  # the earlier of two that score alike is taken
 OFFLOAD = "CPU offload"  # where none has room for one sequence
-GATHERING = 1.5  # ZeRO-3 needs that many times plain data parallelism's communication
-MOST = 1024  # sequences of one rank: no GPU of this choice has room for more
+GATHERING: Annotated[
+    float,
+    counted(
+        "communication of ZeRO-3, as a multiple of plain data parallelism's",
+        "ZeRO, arXiv 1910.02054, section 7.2.2",
+    ),
+] = 1.5
+MOST: Annotated[int, setting("sequences of one rank, at most")] = 1024
 
 
 class Way(NamedTuple):

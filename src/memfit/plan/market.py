@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Annotated
 
+from memfit.constants import setting
 from memfit.hardware import Cluster, all_gpus
 from memfit.hardware.link import Link
 from memfit.hardware.prices import price
@@ -15,7 +17,9 @@ from memfit.plan.space import Work
 
 WORD = "cheapest"
 Once = Callable[[Work, Cluster, Wish], Plan]
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)  # GPUs of a machine, whole nodes of eight from there on
+COUNTS: Annotated[
+    tuple[int, ...], setting("GPUs that are tried: of one machine, then whole nodes of eight")
+] = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def machines(network: Link | None = None) -> Iterator[tuple[float, Cluster]]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from memfit.constants import setting
 from memfit.estimate import trainable
 from memfit.formats import FORMATS
 from memfit.job import Job
@@ -21,6 +22,9 @@ from memfit.techniques.framework import facts_of
 from memfit.techniques.precision import WEIGHTS
 from memfit.techniques.separate_experts import separates
 
+LESS: Annotated[
+    float, setting("share of the layers' parameters that a bound counts: norms are of other sizes")
+] = 0.999
 STATES = {
     "like": 0,
     "int8": 1,
@@ -272,7 +276,7 @@ class Holds:
             ) / len(self.model.layers)
             own = (sum(parts[:: pp.size]), sum(parts[pp.size - 1 :: pp.size]))
             shares = [
-                (layers * 0.999 * count + table) * pp.size / self.model.parameters
+                (layers * LESS * count + table) * pp.size / self.model.parameters
                 for count, table in zip(own, tables, strict=True)
             ]
         passed = 2 * batch * job.seq * self.model.width

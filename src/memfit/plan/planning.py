@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
+from typing import Annotated
 
+from memfit.constants import setting
 from memfit.estimate import Estimate, uncollected
 from memfit.hardware import Cluster
 from memfit.lazy_dataclass import dataclass
@@ -21,8 +23,10 @@ from memfit.plan.trade_offs import gives_up
 from memfit.presentation import Presented
 
 Progress = Callable[[Counted], None]
-MOST_GPUS = 4096  # on which a plan that fits is sought where there is none
-EFFORT = 24  # estimates on those
+MOST_GPUS: Annotated[
+    int, setting("GPUs on which a plan is sought where none fits on those given, at most")
+] = 4096
+EFFORT: Annotated[int, setting("estimates of such a search")] = 24
 LEAN = ("checkpointing", "liger")  # options whose last value holds least
 
 

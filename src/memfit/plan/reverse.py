@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Answer, Estimate, estimate, surplus
 from memfit.hardware import GPU, Cluster, all_gpus, usable
@@ -21,8 +22,11 @@ from memfit.model.modules import Model
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Producer
 
-LARGEST_BATCH, LONGEST_SEQ = 2**24, 2**28  # what a Job accepts
-TRACED_TOKENS = 2**20  # a trace holds a step's real token ids and masks in host memory
+LARGEST_BATCH: Annotated[int, setting("the largest batch that a job accepts")] = 2**24
+LONGEST_SEQ: Annotated[int, setting("the longest sequence that a job accepts")] = 2**28
+TRACED_TOKENS: Annotated[
+    int, setting("tokens of a step at most by trace, which holds ids and masks in host memory")
+] = 2**20
 
 
 def largest_batch(
@@ -319,8 +323,8 @@ def last(
     return good
 
 
-STEP = 64  # tokens: nobody asks for 27547 of them
-STRIDE = 64  # times as far, at most, as was looked before
+STEP: Annotated[int, setting("tokens of which a longest sequence is a multiple")] = 64
+STRIDE: Annotated[int, setting("times as far as before that the search goes, at most")] = 64
 
 
 def _crossing(known: Points) -> int:

@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
+from memfit.constants import setting
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import Cluster
@@ -30,7 +31,7 @@ OUTER = ("optimizer",)  # open options that change no kernel of the passes
 AXES: Mapping[str, tuple[Any, ...]] = {
     one.name: one.metadata["tries"] for one in dataclasses.fields(Job) if one.metadata["tries"]
 }
-GOOD_PART = 0.02  # of a GPU
+GOOD_PART: Annotated[float, setting("share of a GPU that counts as a good part of it")] = 0.02
 INNER = ("tp", "cp", "pp")  # what they take of the GPUs, replicas and shards share the rest
 SHARED = ("ddp", "fsdp", "zero")
 

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import counted, setting
 from memfit.errors import InputError
 from memfit.estimate import Band, estimate
 from memfit.hardware import Cluster
@@ -23,7 +24,13 @@ from memfit.uses import strategy_from
 METHODS = ("full", "lora", "qlora")
 CHECKPOINTING = ("none", "full")
 ATTENTION = ("eager", "sdpa")
-FLASH = (8, 0)  # compute capability from which torch and flash-attn have FlashAttention-2
+FLASH: Annotated[
+    tuple[int, int],
+    counted(
+        "compute capability from which torch and flash-attn have FlashAttention-2",
+        "Dao-AILab/flash-attention README.md, torch 2.13 sdp_utils.cpp",
+    ),
+] = (8, 0)
 OFFLOAD = {
     "ZeRO-2 + offload": "zero,stage=2,auto,offload-optimizer=cpu",
     "ZeRO-3 + offload": "zero,stage=3,auto,offload-optimizer=cpu,offload-param=cpu",
@@ -36,10 +43,13 @@ SPREAD: Mapping[str, str] = {
     **OFFLOAD,
 }
 ALONE: Mapping[str, str] = {"one GPU": "", **OFFLOAD}
-# share of a step's time within which two ways are as quick as each other, and the smaller one is
-# preferred
-CLOSE = 0.02
-LONG = 4096  # tokens from which a context is called long
+CLOSE: Annotated[
+    float,
+    setting("share of a step's time within which the smaller of two ways is preferred"),
+] = 0.02
+TENS: Annotated[int, setting("parameters that are called tens of billions")] = 10**10
+HUNDREDS: Annotated[int, setting("parameters that are called hundreds of billions")] = 10 * TENS
+LONG: Annotated[int, setting("tokens from which a context is called long")] = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +253,8 @@ SITUATIONS: Mapping[str, Situation] = {
     "long context on GPUs without FlashAttention": lambda panel: (
         panel.seq >= LONG and not panel.flash
     ),
-    "tens of billions of parameters": lambda panel: 10**10 <= panel.parameters < 10**11,
-    "hundreds of billions": lambda panel: panel.parameters >= 10**11,
+    "tens of billions of parameters": lambda panel: TENS <= panel.parameters < HUNDREDS,
+    "hundreds of billions": lambda panel: panel.parameters >= HUNDREDS,
 }
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Annotated
 
+from memfit.constants import counted
 from memfit.tape import Alloc
 
 # How many tensors of the output's size a kernel reads; one, unless it stands here.
@@ -55,11 +57,16 @@ TOGETHER = frozenset({"layer_norm", "rms_norm", "dropout"})
 REDUCTIONS = frozenset(
     {"mean", "sum", "norm", "amax", "max", "argmax", "all"}
 )  # these read what was made last
-# Blocks of communication that a kernel fills, by how often it moves them; the others are filled by
-# the collectives themselves. FSDP2 copies what it gathered into place, FSDP1 gathers it there
-# (torch 2.13 _fsdp_collectives.py foreach_all_gather_copy_out; a stream of its own tells them
-# apart).
-COPIES: Mapping[str, float] = {"unshard": 2, "cast": 3, "to": 1.5, "cat": 2, "flatten": 2}
+# FSDP2 copies what it gathered into place, FSDP1 gathers it there: a stream of its own tells them
+# apart.
+COPIES: Annotated[
+    Mapping[str, float],
+    counted(
+        "how often a kernel moves the bytes of a block of communication that it fills; collectives "
+        "fill the others themselves",
+        "torch 2.13 _fsdp_collectives.py foreach_all_gather_copy_out",
+    ),
+] = {"unshard": 2, "cast": 3, "to": 1.5, "cat": 2, "flatten": 2}
 
 
 def moved(event: Alloc, before: int) -> float:
@@ -74,9 +81,8 @@ def moved(event: Alloc, before: int) -> float:
     if event.op in REDUCTIONS:
         return event.size + max(before, event.size)
     if event.op == "to":  # between 16 and 32 bits
-        return event.size * (
-            1.5 if isinstance(event.formula, tuple) and event.formula[-1] == 4 else 3
-        )
+        wide = isinstance(event.formula, tuple) and event.formula[-1] == 4
+        return event.size * (1 + (1 / 2 if wide else 2))
     return event.size * (1 + READS.get(event.op, 1))
 
 

@@ -4,16 +4,26 @@ host for."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from memfit.constants import assumed
 from memfit.formats import FP32
 from memfit.hardware import Cluster
 from memfit.lazy_dataclass import dataclass
 from memfit.strategy import Strategy
 
-# Seconds a value that AdamW takes on the whole host, two 24-core processors of 2017: DeepSpeed's
-# CPUAdam and torch's own (ZeRO-Offload, arXiv 2101.06840, table 4: 2.57 and 14.76 s for ten
-# billion; quoted from memory, not looked up again. DeepSpeed's own documentation says 5 to 7 times,
-# deepspeed.ai/tutorials/zero-offload). Newer hosts have two to three times that memory bandwidth.
-DEEPSPEED, TORCH = 0.257e-9, 1.476e-9
+_OFFLOAD = (
+    "ZeRO-Offload, arXiv 2101.06840, table 4, from memory and not looked up: 2.57 and 14.76 s for "
+    "ten billion values on two 24-core processors of 2017. DeepSpeed's documentation says 5 to 7 "
+    "times (deepspeed.ai/tutorials/zero-offload). Newer hosts have two to three times that memory "
+    "bandwidth"
+)
+DEEPSPEED: Annotated[
+    float, assumed("seconds a value that DeepSpeed's CPUAdam takes on the whole host", _OFFLOAD)
+] = 0.257e-9
+TORCH: Annotated[
+    float, assumed("seconds a value that torch's AdamW takes on the whole host", _OFFLOAD)
+] = 1.476e-9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from memfit.constants import setting
 from memfit.errors import TapeError
 from memfit.lazy_dataclass import dataclass
 from memfit.simulate.peaks import peaks, spans
@@ -203,7 +204,7 @@ def blocks(tape: Tape, index: int, run: int = 0) -> Iterator[tuple[str, Alloc, i
             yield born[id].part, born[id], times - short
 
 
-ALL = 2**62
+ALL: Annotated[int, setting("more events than a tape has: all of them")] = 2**62
 
 
 def _leaving(tape: Tape, index: int, run: int, phase: tuple[str, int]) -> dict[int, int]:

@@ -5,23 +5,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import counted, setting
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.registry import nearest
 from memfit.units import MIB
 
-# c10/core/AllocatorConfig.h of torch 2.13; up to 2.8 the same numbers stood in
-# c10/cuda/CUDACachingAllocator.cpp.
-ROUNDING = 512  # kMinBlockSize: every block is a multiple of it
-SMALL_REQUEST = 1 * MIB  # kSmallSize: up to here a request lives in the small pool
-SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
-LARGE_SEGMENT = 20 * MIB  # large_segment_size_mb, unless set
-LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: from here on a segment is made to measure
-SEGMENT_ROUNDING = 2 * MIB  # kRoundLarge
-INTERVALS = 16  # c10/core/AllocatorConfig.cpp: powers of two from 1 MiB on, clamped at both ends
-LARGEST = 2**60  # an exbibyte: NativeCachingAllocator::allocate serves less than that
+_CONFIG = "torch 2.13 c10/core/AllocatorConfig.h; up to 2.8 in c10/cuda/CUDACachingAllocator.cpp"
+ROUNDING: Annotated[
+    int, counted("bytes of which every block is a multiple: kMinBlockSize", _CONFIG)
+] = 512
+SMALL_REQUEST: Annotated[
+    int, counted("bytes up to which a request lives in the small pool: kSmallSize", _CONFIG)
+] = 1 * MIB
+SMALL_SEGMENT: Annotated[
+    int, counted("bytes of a segment of the small pool: kSmallBuffer", _CONFIG)
+] = 2 * MIB
+LARGE_SEGMENT: Annotated[
+    int, counted("bytes of a shared segment of the large pool: large_segment_size_mb", _CONFIG)
+] = 20 * MIB
+LARGE_REQUEST: Annotated[
+    int, counted("bytes from which a request gets its own segment: kMinLargeAlloc", _CONFIG)
+] = 10 * MIB
+SEGMENT_ROUNDING: Annotated[
+    int, counted("bytes of which such a segment is a multiple: kRoundLarge", _CONFIG)
+] = 2 * MIB
+INTERVALS: Annotated[
+    int,
+    counted(
+        "powers of two that roundup_power2_divisions knows, from 1 MiB, clamped at both ends",
+        "torch 2.13 c10/core/AllocatorConfig.cpp",
+    ),
+] = 16
+LARGEST: Annotated[
+    int,
+    counted(
+        "bytes that no request reaches",
+        "torch 2.13 c10/cuda/CUDACachingAllocator.cpp NativeCachingAllocator::allocate",
+    ),
+] = 2**60
 
 _FIELDS = {
     "expandable_segments": "expandable_segments",
@@ -50,7 +74,7 @@ _COUNTS = (
     "pinned_max_cached_size_mb",
 )
 KEYS = (*_FIELDS, "backend", *_SWITCHES, *_COUNTS)
-_LONGEST = 2000  # characters: an honest setting is a tenth of it
+_LONGEST: Annotated[int, setting("characters of a setting that are read at most")] = 2000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,9 @@ torchtune use them, and torch's own two."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
+from memfit.constants import counted
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
@@ -16,12 +18,13 @@ HOOKS = {
     "torchtune": "streams",
     "transformers": "wrapper",
 }  # by framework: the way that its users reach first
-FORGETS = (
-    1,
-    7,
-    # from here on TRL forgets a tensor that has left (trl 1.7 models/activation_offloading.py
-    # release_storage_key)
-)
+FORGETS: Annotated[
+    tuple[int, int],
+    counted(
+        "the first version of TRL that forgets a tensor that has left the GPU",
+        "trl 1.7 models/activation_offloading.py release_storage_key",
+    ),
+] = (1, 7)
 
 
 def check(program: Program) -> Iterator[Problem]:

@@ -4,8 +4,10 @@ and masks?"""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 from memfit import kernels
+from memfit.constants import counted
 from memfit.errors import Problem
 from memfit.formats import FORMATS
 from memfit.model.modules import Attention, Latent
@@ -14,11 +16,16 @@ from memfit.techniques.base import Technique
 
 BACKENDS = ("flash", "efficient", "cudnn", "math")
 PACKAGES = ("flash-attn-2", "flash-attn-3")
-GROUPS_SINCE = (
-    4,
-    54,
-)  # transformers hands groups of heads over unrepeated (integrations/sdpa_attention.py)
-LARGEST_HEAD = 256
+GROUPS_SINCE: Annotated[
+    tuple[int, int],
+    counted(
+        "the first version of transformers that hands groups of heads over unrepeated",
+        "transformers 4.54 integrations/sdpa_attention.py",
+    ),
+] = (4, 54)
+LARGEST_HEAD: Annotated[
+    int, counted("width of a head that flash-attn takes at most", "flash-attn 2.8 csrc/flash_attn")
+] = 256
 
 
 def check(program: Program) -> Iterator[Problem]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Annotated
 
+from memfit.constants import counted
 from memfit.errors import Problem
 from memfit.job import CHECKPOINTING, PRECISIONS, Job
 from memfit.lazy_dataclass import dataclass
@@ -332,7 +334,13 @@ def packing(job: Job) -> Iterator[Problem]:
         )
 
 
-STABLE = (0, 5)  # StableEmbedding (finetune/lora.py main, October 2024)
+STABLE: Annotated[
+    tuple[int, int],
+    counted(
+        "the first version of litgpt with bitsandbytes' StableEmbedding",
+        "litgpt 0.5 finetune/lora.py main, October 2024",
+    ),
+] = (0, 5)
 TECHNIQUE = Technique(
     name="framework",
     order=90,

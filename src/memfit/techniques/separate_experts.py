@@ -4,14 +4,21 @@ packs and PEFT adapts, where version 5 has stacks."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from memfit.constants import counted
 from memfit.job import Job
 from memfit.model.modules import MLP, Block, Layer, Linear, Model, MoE
 from memfit.program import Program
 from memfit.techniques.base import Technique
 
-STACKED = (5, 0)  # the first transformers that keeps the experts of `SEPARATE` in stacks
+STACKED: Annotated[
+    tuple[int, int],
+    counted(
+        "the first version of transformers that keeps a mixture's experts in stacks",
+        "transformers 5.0 modeling files of these families",
+    ),
+] = (5, 0)
 
 
 class Names(NamedTuple):

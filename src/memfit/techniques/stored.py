@@ -4,16 +4,21 @@ refuses."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
+from memfit.constants import counted
 from memfit.errors import Problem
 from memfit.model.quantized import method
 from memfit.program import Program
 from memfit.techniques.base import Technique
 
-PACKED_GGUF = (
-    5,
-    17,
-)  # the first transformers that leaves a GGUF's blocks as they are (quantizers/quantizer_gguf.py)
+PACKED_GGUF: Annotated[
+    tuple[int, int],
+    counted(
+        "the first version of transformers that leaves a GGUF's blocks as they are",
+        "transformers 5.17 quantizers/quantizer_gguf.py",
+    ),
+] = (5, 17)
 WHERE = "config.quantization_config"
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Annotated
 
+from memfit.constants import counted
 from memfit.errors import Problem
 from memfit.program import Program
 from memfit.techniques.base import TRACE, Technique
 
-# Since which version they are: before it some had eager attention alone. Against the real code of
-# 4.40 the formulas were −30 to +22 % off.
-READ = {"falcon": (4, 45), "gpt_neox": (4, 45), "persimmon": (4, 45)}
+READ: Annotated[
+    Mapping[str, tuple[int, int]],
+    counted(
+        "the first version of transformers whose code memfit knows, by family",
+        "modeling files of transformers 4.40 and 4.45: before, some had eager attention alone, and "
+        "the formulas were 30 % under to 22 % over the real code",
+    ),
+] = {"falcon": (4, 45), "gpt_neox": (4, 45), "persimmon": (4, 45)}
 
 
 def check(program: Program) -> Iterator[Problem]:
