@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from click.testing import CliRunner  # noqa: E402
 import combinations  # noqa: E402
 from memfit.cli import commands  # noqa: E402
 from memfit.cli_help import GROUPS  # noqa: E402
+from memfit.constants import KINDS, all_constants  # noqa: E402
 from memfit.report import FORMATS, accuracy, codec  # noqa: E402
 from memfit.verbs import VERBS  # noqa: E402
 from memfit.words import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
+ROOMS = ("hardware", "simulate", "plan", "techniques")
 NOTE = "<!-- Written by tools/reference.py (`make docs`); changes made here are lost. -->"
-KINDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 
 CLI = """\
 # Command line
@@ -54,6 +56,31 @@ Colour is used on a terminal only, and not if `NO_COLOR` is set. Nothing is said
 
 For completion in bash put `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"` into `~/.bashrc`;
 `zsh_source` and `fish_source` are the words for other shells.
+"""
+
+CONSTANTS = """\
+# Constants
+
+{note}
+
+Every number in the code that can move an answer, by where it comes from. Names are those of the
+modules `memfit.…`. `--explain` shows the ones that matter to an answer.
+"""
+
+TABLES = """
+## Tables
+
+Figures of hardware lie in tables, and each figure there carries its own source:
+
+| table | holds | origin |
+|---|---|---|
+| `hardware/gpus.toml` | what each GPU has | `log`, `repo`, `derived` or `label`, each figure |
+| `hardware/contexts.toml` | CUDA contexts, desktops, drivers | measured: public logs |
+| `hardware/links.toml` | links in and between nodes | a source beside each figure |
+| `hardware/prices.toml` | dollars an hour | price lists with their day |
+| `hardware/machines.toml` | cloud machines by name | the clouds' pages |
+| `hardware/rates.json` | kernels' times | measured: ai-dynamo/aiconfigurator |
+| `hardware/collectives.json` | collectives inside a node | measured: ai-dynamo/aiconfigurator |
 """
 
 JOB = """\
@@ -139,7 +166,7 @@ def job() -> Iterator[str]:
 
 def row(one: dataclasses.Field[Any]) -> str:
     rule, default = one.metadata, one.default
-    takes = " ".join(f"`{choice}`" for choice in rule["choices"]) or KINDS[str(one.type)]
+    takes = " ".join(f"`{choice}`" for choice in rule["choices"]) or TYPES[str(one.type)]
     if rule["low"] is not None:
         takes += f", {rule['low']:g} to {int(rule['high']) if rule['high'] >= 1 else rule['high']}"
     shown = (
@@ -176,11 +203,44 @@ def json_page() -> Iterator[str]:
     )
 
 
+def constants_page() -> Iterator[str]:
+    """Every number of the code with its origin, then the tables of hardware with theirs."""
+    known = list(all_constants(*(f"memfit.{room}" for room in ROOMS)))
+    yield CONSTANTS.format(note=NOTE)
+    yield "| origin | means | numbers |"
+    yield "|---|---|---:|"
+    for kind, meaning in KINDS.items():
+        yield f"| {kind} | {meaning} | {sum(one.origin.kind == kind for one in known)} |"
+    for kind in KINDS:
+        yield f"\n## {kind.capitalize()}\n"
+        yield "| number | value | what it is | source |"
+        yield "|---|---|---|---|"
+        for one in (one for one in known if one.origin.kind == kind):
+            name = f"{one.module.removeprefix('memfit.')}.{one.name}"
+            yield (
+                f"| `{name}` | {value(one.value)} | {cell(one.origin.what)} | "
+                f"{cell(one.origin.source)} |"
+            )
+    yield TABLES
+
+
+def value(number: Any) -> str:
+    """A number or a small table as the page shows it."""
+    if isinstance(number, Mapping):
+        return ", ".join(f"{cell(str(key))}: {value(one)}" for key, one in number.items())
+    if isinstance(number, tuple):
+        return "(" + ", ".join(map(value, number)) + ")"
+    if isinstance(number, float):
+        return f"{number:.4g}"
+    return f"{number:,}" if isinstance(number, int) else cell(str(number))
+
+
 def pages() -> dict[Path, str]:
     return {
         FOLDER / "cli.md": "\n".join(cli()),
         FOLDER / "job.md": "\n".join(job()),
         FOLDER / "json.md": "\n".join(json_page()),
+        FOLDER / "constants.md": "\n".join(constants_page()),
         FOLDER / "estimate.schema.json": json.dumps(codec.schema(), indent=2) + "\n",
         combinations.PAGE: combinations.page(),
     }

@@ -3,9 +3,10 @@ GPU's figures that is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from memfit.constants import module_constants
 from memfit.estimate import Estimate
 from memfit.hardware.rates import TRAINED, Rates, rates
 from memfit.report.figures import phase, with_unit
@@ -15,6 +16,16 @@ from memfit.simulate.working import Alike
 
 SMALL = 0.01  # of the step: kinds that take less are told together
 PASSES = {"prefill": "prefill", "decode": "the last token"}
+# By part of a step: the constants that decide it beside the measured kernels.
+ORIGINS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "attention": {"memfit.hardware.rates": ("BACKWARD", "KERNELS")},
+    "launch": {"memfit.hardware.rates": ("LAUNCHES", "TRAINED")},
+    "host": {
+        "memfit.hardware.rates": ("PINNED",),
+        "memfit.simulate.host_step": ("DEEPSPEED", "TORCH"),
+    },
+    "communication": {"memfit.hardware.collectives": ("PORT", "CALL", "STEP", "HOP")},
+}
 WAITS = {
     "optimizer": "its kernels, which move the bytes of the optimizer's row",
     "communication": ("communication that kernels do not hide, and its cost to them"),
@@ -48,6 +59,20 @@ def timing(estimate: Estimate) -> Iterator[str]:
             f"peak {flop(time.peak)}/s in {duration(time.seconds)}"
         )
     yield from ("", "rates", f"  {known.origin}")
+    yield from origins({} if time is None else dict(time.parts))
+
+
+def origins(parts: Mapping[str, float]) -> Iterator[str]:
+    """The constants behind each part of a step that takes 1 % of it or more, with their origins."""
+    whole = sum(parts.values())
+    for part, places in ORIGINS.items():
+        if parts.get(part, 0.0) < SMALL * whole or part not in parts:
+            continue
+        for module, names in places.items():
+            for one in module_constants(module):
+                if one.name in names:
+                    kind, what, source = one.origin
+                    yield f"  {part}, {kind}: {what} ({source})"
 
 
 def sums(kernels: Sequence[Alike]) -> Iterator[tuple[str, float]]:
