@@ -79,8 +79,8 @@ from the logged weights.
 What is off, and why: nine logs of a Radeon AI PRO R9700 under one build of vLLM 0.11.2 have up to
 2.6 GiB less cache than the same commands under 0.13, for a reason that their options do not say;
 logs of Ascend cards differ as redundant experts would make them, which they do not print (inferred,
-not confirmed); on a DGX Spark SGLang seems to read the free memory of the machine, which its own
-processes fill, too (not confirmed); Unsloth, which starts vLLM itself, does not print the rank of
+not confirmed); on a DGX Spark SGLang reads the available memory of the machine, which its own
+processes fill, too; Unsloth, which starts vLLM itself, does not print the rank of
 its adapters. No row was held out: the rules were read from source and checked against these logs,
 so expect logs that nobody has seen to be further off.
 """

@@ -10,17 +10,21 @@ import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
+from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.report.accuracy import data
 from memfit.serving import ENGINES, find_engine
 from memfit.serving.base import Question
 from memfit.serving.flags import read_flags
 from memfit.serving.named import by_name
+from memfit.serving.sglang.pools import cells, state_bytes
+from memfit.serving.sglang.setup import set_up as set_up_sglang
 from memfit.serving.stored import read_scheme
 from memfit.serving.subject import subject_from
 from memfit.serving.vllm.cache import layout
 from memfit.serving.vllm.setup import set_up
 from memfit.serving.vllm.specs import layer_specs
+from memfit.serving.weights import Rank, rank_bytes
 from memfit.truth.accuracy import accuracy
 from memfit.verb_engine import serve
 
@@ -161,6 +165,55 @@ def test_weights_may_stay_in_cpu_memory() -> None:
     assert part.host == 4 * 2**30
     assert whole.figures["weights_gib"] - part.figures["weights_gib"] == pytest.approx(4)
     assert part.figures["kv_tokens"] > whole.figures["kv_tokens"]
+
+
+def test_weights_of_every_family_are_whole() -> None:
+    """One model of each type in the catalog: 16-bit weights on one GPU are its parameters and what
+    blocks round up, whether formulas, captured graphs or an outline describe it."""
+    seen, wrong = set(), []
+    for name in catalog.names():
+        source = from_catalog(name)
+        kind = source.config.get("model_type")
+        if kind in seen or "quantization_config" in source.config or not source.parameters:
+            continue
+        seen.add(kind)
+        model = subject_from(source).model
+        if model is None:
+            continue
+        held = rank_bytes(model, Rank(absorb=False)) / (2 * source.parameters)
+        if not 0.999 < held < 1.05:
+            wrong.append((name, kind, held))
+    assert len(seen) > 60
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "states"),
+    [
+        # latents of 576 numbers in 16 bits, and 132 bytes of the indexer, in each of 61 layers
+        ("deepseek-ai/DeepSeek-V3.2", 61 * (576 * 2 + 132), 0),
+        # six layers of attention with 8 heads of 64; ten short convolutions keep two columns each
+        ("LiquidAI/LFM2-1.2B", 6 * 2 * 8 * 64 * 2, 10 * 2 * 2048 * 2),
+        # 4 layers of attention; 48 of Mamba 2 keep states in fp32 and convolutions
+        (
+            "nvidia/Nemotron-H-8B-Base-8K",
+            4 * 2 * 8 * 128 * 2,
+            24 * (8192 * 128 * 4 + 3 * 10240 * 2),
+        ),
+    ],
+)
+def test_caches_of_models_with_states(name: str, token: int, states: int) -> None:
+    setup = set_up_sglang(Question(subject=subject_from(from_catalog(name))))
+    assert sum(cells(setup)) == token
+    assert state_bytes(setup) == states
+
+
+def test_models_without_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM splits them over any number of ranks; SGLang has no class for them."""
+    name = "mistralai/Mamba-Codestral-7B-v0.1"
+    assert serve(name, engine="vllm", gpu="h100-sxm", tensor_parallel_size=2).fits
+    with pytest.raises(InputError, match="SGLang has no class for `mamba2` models"):
+        serve(name, engine="sglang", gpu="h100-sxm")
 
 
 def test_what_is_not_counted_is_said() -> None:

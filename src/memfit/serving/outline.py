@@ -8,16 +8,14 @@ here where the formulas of training are not. Parameter names are those of transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.lazy_dataclass import dataclass
 from memfit.model.families import build
 from memfit.model.modules import (
     MLP,
-    Attention,
     Block,
     Embedding,
     Layer,
@@ -25,8 +23,18 @@ from memfit.model.modules import (
     Model,
     Module,
     MoE,
-    Norm,
     Weight,
+)
+from memfit.serving.hybrids import HYBRIDS
+from memfit.serving.parts import (
+    Indexer,
+    Recurrent,
+    decoder,
+    gated,
+    heads_of,
+    layer,
+    norm,
+    sparse,
 )
 
 # Text models whose layers are those of another family, by `model_type`.
@@ -37,29 +45,10 @@ SAME_TEXT = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
-    "deepseek_v32": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
-    "glm_moe_dsa": "deepseek_v3",
 }
 INNER = ("text_config", "llm_config", "language_config")
 TOWER = "towers"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrent(Module):
-    """Linear attention or a state space layer: `columns` are split over ranks by heads, `out` by
-    rows. A request keeps `conv` numbers and `state` numbers, both split."""
-
-    columns: tuple[Linear, ...]
-    out: Linear
-    conv: int
-    state: int
-    vectors: int = 0  # numbers of small vectors, split
-    kernel: int = 0  # numbers of the convolution's weight, split
-
-    def own(self) -> Iterator[Weight]:
-        yield Weight(name=f"{self.name}.conv1d.weight", shape=(self.kernel,))
-        yield Weight(name=f"{self.name}.vectors", shape=(self.vectors,))
 
 
 def outline(
@@ -83,70 +72,6 @@ def outline(
     if rest > 0 and (text is not config or isinstance(config.get("vision_config"), Mapping)):
         made = replace(made, towers=(Weight(name=TOWER, shape=(rest,)),))
     return replace(made, name=name or kind, origin=origin, config=config)
-
-
-def gated(width: int, inner: int, name: str = "mlp") -> MLP:
-    return MLP(
-        name=name,
-        gate=Linear(name=f"{name}.gate_proj", inputs=width, outputs=inner),
-        up=Linear(name=f"{name}.up_proj", inputs=width, outputs=inner),
-        down=Linear(name=f"{name}.down_proj", inputs=inner, outputs=width),
-    )
-
-
-def norm(name: str, width: int) -> Norm:
-    return Norm(name=name, width=width)
-
-
-def decoder(
-    config: Mapping[str, Any], layers: list[Layer], extra: tuple[Module, ...] = ()
-) -> Model:
-    width, vocab = int(config["hidden_size"]), int(config["vocab_size"])
-    return Model(
-        name=str(config["model_type"]),
-        family=str(config["model_type"]),
-        prefix="model.layers",
-        embed=(Embedding(name="model.embed_tokens", rows=vocab, width=width), *extra),
-        layers=tuple(layers),
-        final=(norm("model.norm", width),),
-        head=Linear(name="lm_head", inputs=width, outputs=vocab),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        vocab=vocab,
-        width=width,
-        positions=int(config.get("max_position_embeddings") or 0),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
-    )
-
-
-def heads_of(
-    config: Mapping[str, Any],
-    heads: int,
-    pairs: int,
-    size: int,
-    *,
-    window: int = 0,
-    gate: int = 1,
-    rotary: int = 0,
-) -> Attention:
-    """Attention with a norm on queries and keys; `gate` 2 where a gate comes with the queries."""
-    width = int(config["hidden_size"])
-    bias = bool(config.get("attention_bias"))
-    sizes = (("q", heads * size * gate), ("k", pairs * size), ("v", pairs * size))
-    return Attention(
-        name="self_attn",
-        heads=heads,
-        kv_heads=pairs,
-        head=size,
-        project=tuple(
-            Linear(name=f"self_attn.{one}_proj", inputs=width, outputs=outputs, bias=bias)
-            for one, outputs in sizes
-        ),
-        out=Linear(name="self_attn.o_proj", inputs=heads * size, outputs=width, bias=bias),
-        q_norm=norm("self_attn.q_norm", size),
-        k_norm=norm("self_attn.k_norm", size),
-        rotary=rotary or size,
-        window=window,
-    )
 
 
 def qwen_hybrid(config: Mapping[str, Any]) -> Model:
@@ -178,15 +103,6 @@ def qwen_hybrid(config: Mapping[str, Any]) -> Model:
     return decoder(config, made)
 
 
-def layer(mixer: Any, second: Any, width: int) -> Layer:
-    return Layer(
-        blocks=(
-            Block(norm=norm("input_layernorm", width), mixer=mixer),
-            Block(norm=norm("post_attention_layernorm", width), mixer=second),
-        )
-    )
-
-
 def delta_net(config: Mapping[str, Any], width: int) -> Recurrent:
     keys = int(config["linear_num_key_heads"]) * int(config["linear_key_head_dim"])
     heads = int(config["linear_num_value_heads"])
@@ -204,21 +120,6 @@ def delta_net(config: Mapping[str, Any], width: int) -> Recurrent:
         state=heads * int(config["linear_key_head_dim"]) * int(config["linear_value_head_dim"]),
         vectors=2 * heads + int(config["linear_value_head_dim"]),
         kernel=mixed * kernel,
-    )
-
-
-def sparse(config: Mapping[str, Any], width: int) -> MoE:
-    shared = int(config.get("shared_expert_intermediate_size") or 0)
-    return MoE(
-        name="mlp",
-        experts=int(config["num_experts"]),
-        active=int(config.get("num_experts_per_tok") or config.get("top_k_experts") or 1),
-        inputs=width,
-        width=int(config["moe_intermediate_size"]),
-        shared=gated(width, shared, "mlp.shared_expert") if shared else None,
-        shared_gate=Linear(name="mlp.shared_expert_gate", inputs=width, outputs=1)
-        if shared
-        else None,
     )
 
 
@@ -278,6 +179,32 @@ def gemma4(config: Mapping[str, Any]) -> Model:
     return model
 
 
+def indexed(config: Mapping[str, Any]) -> Model:
+    """DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer in each layer, which picks the tokens
+    that attention sees."""
+    made = build({**config, "model_type": "deepseek_v3"})
+    width = int(config["hidden_size"])
+    heads, size = int(config["index_n_heads"]), int(config["index_head_dim"])
+    name = "self_attn.indexer"
+    indexer: Any = Indexer(
+        name=name,
+        queries=Linear(
+            name=f"{name}.wq_b", inputs=int(config["q_lora_rank"]), outputs=heads * size
+        ),
+        keys=Linear(name=f"{name}.wk", inputs=width, outputs=size),
+        scores=Linear(name=f"{name}.weights_proj", inputs=width, outputs=heads),
+        key_norm=norm(f"{name}.k_norm", 2 * size),  # a weight and a bias
+    )
+    kinds = config.get("indexer_types") or ["full"] * len(made.layers)  # GLM-5.2 shares some
+    layers = tuple(
+        replace(one, blocks=(*one.blocks, Block(norm=None, mixer=indexer)))
+        if kind == "full"
+        else one
+        for one, kind in zip(made.layers, kinds, strict=True)
+    )
+    return replace(made, layers=layers)
+
+
 MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     "qwen3_next": qwen_hybrid,
     "qwen3_5_text": qwen_hybrid,
@@ -285,6 +212,9 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     "gemma4_text": gemma4,
     "gemma4_unified_text": gemma4,
     "diffusion_gemma_text": gemma4,
+    "deepseek_v32": indexed,
+    "glm_moe_dsa": indexed,
+    **HYBRIDS,
 }
 
-__all__ = ["Recurrent", "outline"]
+__all__ = ["outline"]

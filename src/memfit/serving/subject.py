@@ -33,6 +33,10 @@ def structure(
     quantization stores is the engine's business. None where nothing is known."""
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     try:
-        return dataclasses.replace(build(plain, name=name, origin=origin), config=config)
+        made = dataclasses.replace(build(plain, name=name, origin=origin), config=config)
     except InputError:
         return outline(config, parameters, name, origin)
+    # captured graphs say what a layer computes, but not what an engine splits and caches
+    if any(layer.captured is not None for layer in made.layers):
+        return outline(config, parameters, name, origin)
+    return made

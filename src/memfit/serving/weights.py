@@ -16,7 +16,7 @@ from dataclasses import replace
 from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
-from memfit.serving.outline import Recurrent
+from memfit.serving.parts import Indexer, Recurrent
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
 from memfit.simulate.allocator import Allocator
 
@@ -135,6 +135,8 @@ def layer_sizes(layer: Layer, rank: Rank, kept: frozenset[str]) -> Iterator[int]
             yield from expert_sizes(mixer, rank, kept)
         elif isinstance(mixer, Recurrent):
             yield from recurrent_sizes(mixer, rank, kept)
+        elif isinstance(mixer, Indexer):
+            yield from indexer_sizes(mixer, rank, kept)
         else:
             yield from mlp_sizes(mixer, rank, kept)
     for block in layer.blocks:
@@ -221,6 +223,13 @@ def recurrent_sizes(mixer: Recurrent, rank: Rank, kept: frozenset[str]) -> Itera
     yield from stored(out.name, out.inputs // ranks, (out.outputs,), rank, kept)
 
 
+def indexer_sizes(mixer: Indexer, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    for one in (mixer.queries, mixer.keys):
+        yield from stored(one.name, one.inputs, (one.outputs,), rank, kept)
+    yield mixer.scores.inputs * mixer.scores.outputs * rank.width
+    yield from norm_sizes(mixer.key_norm, rank)
+
+
 def mlp_sizes(mixer: MLP, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
     up, down = mixer.up, mixer.down
     inner = down.inputs // rank.tensor
@@ -233,7 +242,8 @@ def mlp_sizes(mixer: MLP, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
 
 def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
     router = FORMATS.find(mixer.router_format).block_bytes if mixer.router_format else rank.width
-    yield mixer.experts * mixer.inputs * router
+    inputs = mixer.inputs if mixer.gate is None else mixer.gate.inputs
+    yield mixer.experts * inputs * router
     if mixer.router_bias:
         yield mixer.experts * rank.width
     if mixer.correction_bias:
@@ -244,7 +254,7 @@ def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
     yield from stored(
         f"{mixer.name}.up",
         mixer.inputs,
-        (inner, inner),
+        (inner,) if mixer.each and mixer.each[0].gate is None else (inner, inner),
         rank,
         names,
         bias=mixer.expert_bias,

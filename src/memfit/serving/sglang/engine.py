@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.hardware.nccl import communicator
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.base import Device, Option, Question, Subject
@@ -16,6 +17,7 @@ from memfit.serving.sglang.setup import Setup, set_up
 from memfit.serving.weights import rank_bytes
 from memfit.units import GIB, MIB
 
+TORCH = (2, 8)  # that SGLang 0.5 installs
 LEAST_RUNNING, MOST_RUNNING = 2048, 4096
 WORKSPACE = (
     512 * MIB
@@ -67,6 +69,7 @@ class SGLang:
         for name, ours in (
             ("effective_max_running_requests", "max_running_requests"),
             ("effective_context_len", "context_length"),
+            ("tensor_parallel_size", "tp_size"),
         ):
             if row.get(name) and not found.get(ours):
                 found[ours] = row[name]
@@ -91,7 +94,7 @@ class SGLang:
 
 def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
     """With a GPU: the pools get the static share less the weights."""
-    before = context(device.gpu).low if device.gpu is not None else 0
+    before = before_loading(setup, device)
     free = device.total - before if device.free is None else device.free
     rest = int(free - weights - free * (1 - setup.fraction))
     made = pools(setup, rest)
@@ -132,6 +135,15 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
             else f"--tp {setup.tensor * 2}"
         )
     return answer_of(setup, device, found, figures, failure, remedy, made)
+
+
+def before_loading(setup: Setup, device: Device) -> int:
+    """What is in use when SGLang first looks at the free memory: the context and NCCL's buffers
+    (model_runner.py init_torch_distributed, 0.5.9)."""
+    if device.gpu is None:
+        return 0
+    ranks = communicator(device.gpu, setup.tensor, 1, TORCH).high
+    return context(device.gpu).low + ranks
 
 
 def answer_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent
-from memfit.serving.outline import Recurrent
+from memfit.serving.parts import Recurrent
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads
 

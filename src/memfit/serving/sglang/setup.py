@@ -71,6 +71,7 @@ def set_up(question: Question) -> Setup:
     copies = int(options.get("dp_size") or 1)
     shared = bool(options.get("enable_dp_attention")) and copies > 1
     scheme = scheme_of(subject.config, options, problems)
+    problems += missing_attention(model)
     problems += split_problems(model, tensor // copies if shared else tensor)
     chunk, graphs = sizes_of(question, tensor)
     fraction = fraction_of(question, tensor, copies, chunk, graphs)
@@ -171,6 +172,23 @@ def scheme_of(
             )
         )
     return found
+
+
+def missing_attention(model: Model) -> list[Problem]:
+    """SGLang 0.5.9 has no class for models without attention (`srt/models/`)."""
+    if any(
+        isinstance(block.mixer, (Attention, Latent))
+        for layer in model.layers
+        for block in layer.blocks
+    ):
+        return []
+    return [
+        Problem(
+            message=f"SGLang has no class for `{model.family}` models",
+            where="model",
+            hint="vLLM has: `--engine vllm`",
+        )
+    ]
 
 
 def split_problems(model: Model, ranks: int) -> list[Problem]:

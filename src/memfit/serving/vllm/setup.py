@@ -195,7 +195,7 @@ def split_problems(model: Model, tensor: int, utilization: float) -> list[Proble
             for block in layer.blocks
             if isinstance(block.mixer, (Attention, Latent))
         ),
-        1,
+        tensor,  # a model without attention has no heads to divide
     )
     if heads % tensor:
         # config/model.py verify_with_parallel_config

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.model.modules import Attention, Latent
-from memfit.serving.outline import Recurrent
+from memfit.serving.parts import Indexer, Recurrent
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import kv_heads
 
 ALIGNED = 16  # tokens that attention's blocks are a multiple of
+SPARSE_BLOCK = 64
 FP8_DS_MLA = 656  # bytes of a token (kv_cache_interface.py MLAAttentionSpec)
 
 
@@ -23,6 +24,9 @@ def layer_specs(setup: Setup) -> list[Spec]:
     """The spec of every layer of one rank that keeps something."""
     found = []
     size = cached_width(setup.kv_dtype, setup.width)
+    sparse = "index_topk" in setup.subject.config
+    # platforms/cuda.py: the kernel of sparse latent attention wants blocks of 64 tokens
+    block_size = SPARSE_BLOCK if sparse else setup.block
     for layer in setup.model.layers[setup.rank.layers[0] : setup.rank.layers[1]]:
         for block in layer.blocks:
             mixer = block.mixer
@@ -44,11 +48,13 @@ def layer_specs(setup: Setup) -> list[Spec]:
                 found.append(Spec(kind="state", block=setup.block, page=state_page(setup, mixer)))
             elif isinstance(mixer, Latent):
                 token = mixer.cached * size
-                if setup.kv_dtype == "fp8_ds_mla":
+                # models/config.py DeepseekV32ForCausalLM: any fp8 is the kernel's own format
+                if setup.kv_dtype == "fp8_ds_mla" or (size == 1 and sparse):
                     token = FP8_DS_MLA
-                found.append(
-                    Spec(kind="full", block=setup.block, page=setup.block * token, heads=1)
-                )
+                found.append(Spec(kind="full", block=block_size, page=block_size * token, heads=1))
+            elif isinstance(mixer, Indexer):
+                page = block_size * mixer.cached
+                found.append(Spec(kind="full", block=block_size, page=page, heads=1))
     return aligned(found, setup) if any(one.kind == "state" for one in found) else found
 
 
