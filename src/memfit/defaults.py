@@ -6,13 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 
+ADAPTER_OPTIONS = ("rank", "alpha", "rslora", "targets", "dropout", "adapter_dtype")
 HALF = "{half}"  # in a row: bf16, or fp16 on GPUs without it
+
+
+class Implied(NamedTuple):
+    """A method, the option that means it, and why."""
+
+    name: str
+    option: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,10 @@ def assumed(
     if str(values.get("task", "finetune")) != "finetune":
         return {}
     found: dict[str, Any] = {}
+    method = implied_method(values)
+    if method is not None:
+        found["method"] = method.name
+        values = {**values, **found}
     name = values.get("framework")
     if name is None:
         name = next(
@@ -97,10 +110,23 @@ def assumed(
         found["framework"] = name
     trainer = TRAINERS.get(str(name))
     if trainer is None:
-        return {}
+        return {name: value for name, value in found.items() if name == "method"}
     versions = known_versions(values)
     usual = usual_values(trainer, versions, str(values.get("method", Job.method)), half)
     return found | {option: value for option, value in usual.items() if option not in values}
+
+
+def implied_method(values: Mapping[str, Any]) -> Implied | None:
+    """The method that other options mean where none is named: weights that bitsandbytes quantizes
+    cannot be trained but for adapters on them, and adapters have a rank."""
+    if "method" in values:
+        return None
+    if str(values.get("quant", "none")) != "none":
+        return Implied("qlora", "quant", "quantizes the weights")
+    for name in ADAPTER_OPTIONS:
+        if name in values:
+            return Implied("lora", name, "is an option of LoRA")
+    return None
 
 
 def assumed_for_methods(
@@ -176,4 +202,4 @@ def known_versions(values: Mapping[str, Any]) -> Job:
         return Job()
 
 
-__all__ = ["TRAINERS", "Trainer", "assumed", "assumed_for_methods", "decisive"]
+__all__ = ["TRAINERS", "Trainer", "assumed", "assumed_for_methods", "decisive", "implied_method"]

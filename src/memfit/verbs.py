@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings, trace_fallback
-from memfit.defaults import assumed
+from memfit.defaults import assumed, implied_method
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
@@ -177,9 +177,22 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         assumed=usual,
         subject=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else built.name,
         place=named_place(ask),
-        notes=gpu_notes(ask.gpu),
+        notes=(*gpu_notes(ask.gpu), *method_notes(usual, named)),
         reasons=tuple(reasons),
     )
+
+
+def method_notes(usual: Mapping[str, Any], named: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is said where another option meant the method."""
+    implied = implied_method(named) if "method" in usual else None
+    if implied is not None:
+        option = implied.option.replace("_", "-")
+        yield Problem(
+            message=f"`--method {implied.name}` is assumed, because `--{option}` {implied.why}",
+            where="job.method",
+            hint="`--method` names another",
+            level="note",
+        )
 
 
 def named_place(ask: Ask) -> str:
@@ -810,12 +823,13 @@ def measure(
             )
         )
     strategy = gather(problems, lambda: ONE, lambda: strategy_from(layout, None) if layout else ONE)
-    if how.rank >= strategy.ranks:
+    if how.process >= strategy.ranks:
+        count = f"{strategy.ranks} process" + ("es" if strategy.ranks > 1 else "")
         problems.append(
             Problem(
-                message=f"rank {how.rank} does not exist: the layout has {strategy.ranks} ranks",
-                where="rank",
-                hint="ranks start at 0",
+                message=f"process {how.process} does not exist: the layout has {count}",
+                where="process",
+                hint="processes start at 0",
             )
         )
     raise_errors(problems)
@@ -827,7 +841,7 @@ def measure(
         job=job,
         steps=how.measured_steps,
         use=layout,
-        rank=how.rank,
+        rank=how.process,
         history=how.history,
         engine=how.engine,
     )

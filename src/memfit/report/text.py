@@ -146,7 +146,7 @@ def subject(estimate: Estimate) -> Iterator[str]:
         if model.origin:
             yield f"{'from':<{MARGIN}}{model.origin}"
         yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
-        if estimate.assumed:
+        if "framework" in estimate.assumed or set(estimate.assumed) & set(DECIDE):
             yield f"{'assumed':<{MARGIN}}{assumed_words(estimate.job, estimate.assumed)}"
     if estimate.script is not None and estimate.strategy.ranks > 1:
         which = f"rank {estimate.strategy.rank} of {estimate.strategy.ranks} is followed"
