@@ -177,7 +177,7 @@ class Measuring:
     )
     use: str = option(
         "",
-        ("measure one rank of a layout like `fsdp=8`; collectives do nothing"),
+        ("measure one process of a layout like `fsdp=8`; collectives do nothing"),
         group="measure",
     )
     world: int = option(
@@ -187,7 +187,9 @@ class Measuring:
         high=2**20,
         group="measure",
     )
-    rank: int = option(0, "rank of the layout to measure", low=0, high=2**24, group="measure")
+    process: int = option(
+        0, "which process of the layout to measure", low=0, high=2**24, group="measure"
+    )
     engine: str = option(
         "",
         "serving engine instead of transformers, like `vllm`",

@@ -216,13 +216,13 @@ def test_operations_of_a_token_by_hand() -> None:
     assert per_token(dataclasses.replace(one, use=("tp=2",))) == 3 * forward // 2
 
 
-def test_ranks_are_counted_from_nought(capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_are_counted_from_nought(capsys: pytest.CaptureFixture[str]) -> None:
     from memfit.cli import main
 
     for words, said in (
         (
-            ["measure", "openai-community/gpt2", "--world", "4", "--rank", "4"],
-            "rank 4 does not exist: the layout has 4 ranks",
+            ["measure", "openai-community/gpt2", "--world", "4", "--process", "4"],
+            "process 4 does not exist: the layout has 4 processes",
         ),
         (
             ["measure", "openai-community/gpt2", "--world", "4", "--use", "tp=2"],
