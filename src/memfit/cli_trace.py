@@ -111,7 +111,7 @@ class Life:
         self.start = time.monotonic()
         stream = sys.stderr  # None where it is closed
         self.terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.last, self.shown, self.share = self.start, 0, 0.0
+        self.last, self.shown, self.share, self.begun = self.start, 0, 0.0, self.start
 
     def __call__(self, phase: str, step: int, layer: str, events: int) -> None:
         where = f", {layer}" if layer else ""
@@ -119,18 +119,23 @@ class Life:
 
     def progress(self, share: float, what: str) -> None:
         """A bar with the time that is left, as far as the share done tells it."""
+        if share < self.share / 2:  # another search begins
+            self.begun, self.share = time.monotonic(), 0.0
         share = self.share = min(1.0, max(share, self.share))
-        passed = time.monotonic() - self.start
+        passed = time.monotonic() - self.begun
         left = f", about {passed * (1 / share - 1):.0f} s left" if share >= SURE else ""
         full = round(BAR * share)
-        self.say(f"[{'█' * full}{'░' * (BAR - full)}] {share:4.0%} {what}{left}")
+        self.show(f"[{'█' * full}{'░' * (BAR - full)}] {share:4.0%} {what}{left}")
 
     def say(self, what: str) -> None:
+        self.show(f"{what}, {time.monotonic() - self.start:.0f} s")
+
+    def show(self, what: str) -> None:
         now = time.monotonic()
         if now - self.last < (OFTEN if self.terminal else SELDOM):
             return
         self.last = now
-        text = escaped(f"{what}, {now - self.start:.0f} s", keep="")[:78]
+        text = escaped(what, keep="")[:78]
         if self.terminal:
             put("\r" + text.ljust(self.shown))
             self.shown = len(text)

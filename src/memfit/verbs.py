@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings, trace_fallback
-from memfit.defaults import assumed, implied_method
+from memfit.defaults import assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
@@ -144,6 +144,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         frozenset(name for name, _ in strategy.uses()),
         "bf16" if cluster is None else cluster.gpu.half,
     )
+    named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
     problems += [one for one in later if one not in problems]
     if built is not None and built.layers:

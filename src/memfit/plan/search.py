@@ -66,13 +66,17 @@ class Search:
                 heapq.heappush(
                     self.heap, Node(self.floor(job, like), KERNELS, (order, at), job, like)
                 )
+        methods, seen = len({job.method for job in self.space.kernels}), 0
         with uncollected():
             while self.heap and not 0 < self.enough <= len(self.taken):
-                node = heapq.heappop(self.heap)
+                node, seen = heapq.heappop(self.heap), seen + 1
                 if self.full(node.kernels.method):
                     continue
                 self.step(node)
                 if self.progress is not None:
+                    looked = seen / (seen + len(self.heap))
+                    taken = len(self.taken) / (self.each * methods)
+                    self.counted.share = max(self.counted.share, looked, taken)
                     self.progress(self.counted)
 
     def again(self, room: int) -> Search:
