@@ -156,32 +156,39 @@ def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
 
 
 def sparing(work: Work, cluster: Cluster, wish: Wish) -> Plan:
-    """Without CPU offload and with the values that are tried first; methods that do not fit so are
-    searched with everything."""
-    methods = work.axes.get("method", (work.job.method,))
-    offload = work.offload and bool(work.strategies)  # a layout that is named is meant
-    plain = replace(work, offload=offload, axes={**work.axes, **work.sparing})
-    if wish.policy != "fastest" or (plain.offload, plain.axes) == (work.offload, work.axes):
-        return distinct(once(work, cluster, wish))
-    found = once(plain, cluster, wish)
-    rest = tuple(one for one in methods if all(row.kind.method != one for row in found.rows))
-    if found.interrupted or not rest:
-        return distinct(replace(found, work=work))
-    axes = {**work.axes, "method": rest}
-    other = once(replace(work, axes=axes), cluster, replace(wish, each=1))
+    """With the values that are tried first, then with all, then with CPU offload: each only for the
+    methods that fit in no simpler way. A layout that is named is meant."""
+    without = work.offload and bool(work.strategies)
+    first = replace(work, offload=without, axes={**work.axes, **work.sparing})
+    steps = [first, replace(work, offload=without), work]
+    steps = [one for at, one in enumerate(steps) if one not in steps[:at]]
+    found: Plan | None = None
+    for one in steps if wish.policy == "fastest" else [work]:
+        shown = () if found is None else found.rows
+        methods = one.axes.get("method", (work.job.method,))
+        rest = tuple(name for name in methods if all(row.kind.method != name for row in shown))
+        if found is not None and (found.interrupted or not rest):
+            break
+        axes = {**one.axes, "method": rest}
+        asked = wish if one is steps[0] else replace(wish, each=1)
+        later = once(replace(one, axes=axes), cluster, asked)
+        found = later if found is None else merged(found, later)
+    assert found is not None
+    return distinct(replace(found, work=work))
+
+
+def merged(found: Plan, later: Plan) -> Plan:
+    """One search, and a later one for methods that it found nothing for."""
     known = {(one.method, one.layout) for one in found.dropped}
-    rows = (*found.rows, *other.rows)
-    more = (one for one in other.dropped if (one.method, one.layout) not in known)
-    return distinct(
-        replace(
-            other,
-            work=work,
-            rows=tuple(sorted(rows, key=seconds)),
-            dropped=(*found.dropped, *more),
-            counted=together(found.counted, other.counted),
-            reason="" if rows else other.reason or found.reason,
-            nearest=None if rows else found.nearest or other.nearest,
-        )
+    rows = (*found.rows, *later.rows)
+    more = (one for one in later.dropped if (one.method, one.layout) not in known)
+    return replace(
+        later,
+        rows=tuple(sorted(rows, key=seconds)),
+        dropped=(*found.dropped, *more),
+        counted=together(found.counted, later.counted),
+        reason="" if rows else later.reason or found.reason,
+        nearest=None if rows else found.nearest or later.nearest,
     )
 
 
