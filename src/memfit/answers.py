@@ -126,3 +126,92 @@ class Rank:
     allocated: int
     device: int
     verdict: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStep:
+    """A step of a run over real lengths: tokens per sequence of its longest batch, the allocated
+    peak in it, and what the allocator has reserved when it is over."""
+
+    step: int
+    tokens: int
+    allocated: int
+    reserved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """The texts of a dataset, in tokens: before they are cut at `limit`, which `cut` of them are
+    longer than."""
+
+    origin: str
+    total: int
+    mean: float
+    median: int
+    p99: int
+    longest: int
+    limit: int
+    cut: float  # a share
+    empty: int = 0  # texts without a token, which are left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstBatch:
+    """The longest batch of the order that was replayed. `line`: of its longest text in the file;
+    0 where there is none."""
+
+    step: int
+    tokens: int
+    line: int
+    allocated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunChange:
+    """What a change to the run would do: `reserved` at the end, the probability that it runs out of
+    memory, and how much longer the run takes (0.1: by a tenth), each None where it is not known."""
+
+    name: str
+    flags: str
+    reserved: int | None
+    probability: float | None
+    slower: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRun:
+    """Many steps of different lengths. `steps` are those of one seeded order, replayed through the
+    allocator without a limit. `died` and `retries`: what the same order does within the memory of
+    the GPU: the step that runs out of memory, and how often the cache is freed.
+
+    `probability`: that the run dies, over seeded orders and over how far estimates are off; `by`
+    has it after some steps, and half of the runs that die do so up to step `half`. `padding` is the
+    share of padding among all tokens; `seconds` are those of the whole run."""
+
+    texts: Texts
+    order: str
+    seed: int
+    epoch: int  # steps of one epoch
+    steps: tuple[RunStep, ...]
+    worst: WorstBatch
+    evaluation: int | None
+    reserved: int
+    allocated: int
+    probability: float | None
+    by: tuple[tuple[int, float], ...]
+    half: int | None
+    orders: int
+    died: int | None
+    retries: int
+    squeezed: int | None
+    padding: float
+    seconds: float | None
+    tokens_per_second: float | None
+    replays: int
+    changes: tuple[RunChange, ...] = ()
+
+    @property
+    def grown(self) -> int:
+        """By how much what is reserved grew after the first ten steps."""
+        early = self.steps[min(9, len(self.steps) - 1)].reserved
+        return self.steps[-1].reserved - early

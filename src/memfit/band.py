@@ -92,6 +92,26 @@ def spread() -> Spread:
     return of(residuals())
 
 
+@lru_cache(maxsize=1)
+def ratios() -> tuple[tuple[float, float], ...]:
+    """(measured / predicted, weight) of the bundled cases that count, the largest ratio first; each
+    source weighs the same, and all weights sum to 1."""
+    usable = [one for one in residuals() if one.counts]
+    each = Counter(one.source for one in usable)
+    return tuple(
+        sorted(
+            ((one.measured / one.predicted, 1 / each[one.source] / len(each)) for one in usable),
+            reverse=True,
+        )
+    )
+
+
+def exceeding(ratio: float) -> float:
+    """The share of published peaks, each source weighted equally, that were more than `ratio` times
+    what memfit predicts."""
+    return sum(weight for measured, weight in ratios() if measured > ratio)
+
+
 def of(known: Iterable[Residual]) -> Spread:
     usable = [one for one in known if one.counts]
     low, high = ends(usable)
@@ -184,7 +204,9 @@ __all__ = [
     "Residual",
     "Spread",
     "coverage",
+    "exceeding",
     "of",
+    "ratios",
     "residuals",
     "spread",
 ]

@@ -21,6 +21,7 @@ GROUPS = {
     "quantization": "Quantization",
     "inference": "Inference",
     "study": "Study",
+    "run": "Whole run",
     "trace": "Trace",
     "measure": "Measurement",
     "moments": "Phases of a run",
@@ -30,7 +31,18 @@ GROUPS = {
 JOB = ("method", "task", "batch", "seq", "checkpointing", "precision", "optimizer", "quant")
 OUTPUT = ("as_json",)
 FIRST: dict[str, tuple[str, ...]] = {
-    "estimate": ("gpu", "memory", "use", *JOB, "attention", "advise", "engine", "explain", *OUTPUT),
+    "estimate": (
+        "gpu",
+        "memory",
+        "use",
+        *JOB,
+        "attention",
+        "lengths",
+        "advise",
+        "engine",
+        "explain",
+        *OUTPUT,
+    ),
     "compare": ("variants", "gpu", "use", *JOB, *OUTPUT),
     "study": ("gpus", "lengths", "methods", "layouts", "batch", "precision", "heatmap", *OUTPUT),
     "plan": (
@@ -80,10 +92,11 @@ FIRST: dict[str, tuple[str, ...]] = {
     "models": OUTPUT,
     "gpus": OUTPUT,
 }
-EXAMPLES: dict[str, tuple[str, str]] = {
+EXAMPLES: dict[str, tuple[str, ...]] = {
     "estimate": (
         "memfit estimate llama-3.1-8b --method qlora --gpu rtx-4090",
         "memfit estimate qwen3-32b --task inference --seq 32k --gpu a100",
+        "memfit estimate qwen3-8b --method lora --gpu a100 --lengths data.jsonl",
     ),
     "card": ("memfit llama-3.1-8b --gpu rtx-4090", "memfit --gpu mac-16gb"),
     "compare": (

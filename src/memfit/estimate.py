@@ -11,7 +11,18 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from memfit.answers import Advice, Answer, Band, Failure, Parameters, Rank, Rung, Script, Way
+from memfit.answers import (
+    Advice,
+    Answer,
+    Band,
+    Failure,
+    Parameters,
+    Rank,
+    Rung,
+    Script,
+    Way,
+    WholeRun,
+)
 from memfit.band import spread
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
@@ -29,7 +40,6 @@ from memfit.lazy_dataclass import dataclass
 from memfit.lower import distinct, lower, waits
 from memfit.lower.engines import foldable
 from memfit.lower.host import Host, host, paged
-from memfit.lower.walk_cache import once
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import alike
@@ -82,6 +92,7 @@ class Estimate(Presented):
     advice: Advice | None = None
     next_way: Way | None = None  # the best that fits, where this job does not surely fit
     bill: Bill | None = None  # of a dataset, where one was named
+    run: WholeRun | None = None  # over real lengths, where they were named
     squeezed: int | None = (
         None  # what the allocator holds at most where it had to give back its cache on this GPU
     )
@@ -380,21 +391,17 @@ def _simulated(
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
     with uncollected():
         tape = _tape(model, job, place, producer, precise)
-        run = _replayed(tape, settings, place[0]) if precise else None
+        run = (
+            replay(
+                tape, settings, total=_total(settings, None if place[0] is None else place[0].gpu)
+            )
+            if precise
+            else None
+        )
     if run is not None and run.oom is not None:
         asked = f"one allocation of {run.oom.asked} bytes is larger than any device"
         raise InputError.one(asked, where="job", hint="use a smaller `batch` or `seq`")
     return settings, tape, memory(tape, run)
-
-
-def _replayed(tape: Tape, settings: Settings, cluster: Cluster | None) -> Replay:
-    total = _total(settings, None if cluster is None else cluster.gpu)
-    return once(
-        (tape.events,),
-        ("replay", settings, total),
-        lambda: replay(tape, settings, total=total),
-        lambda found: 1,
-    )
 
 
 def _room(gpu: GPU) -> tuple[int, int]:

@@ -20,6 +20,7 @@ class Spelling:
     `also` take the same value. `flags` take none: each is (value, value if it is `false`; None
     leaves the option alone). `values` are other words for its values. `forms` take a number that is
     put into the text. `thousand` is what a `k` means: tokens are counted in powers of two.
+    `unless`: the names in `also` belong to that option, where a command has it.
     """
 
     also: tuple[str, ...] = ()
@@ -27,6 +28,7 @@ class Spelling:
     values: Mapping[str, str] = field(default_factory=dict)
     forms: Mapping[str, str] = field(default_factory=dict)
     thousand: int = 0
+    unless: str = ""
 
 
 LENGTHS = (
@@ -218,7 +220,13 @@ SPELLINGS: dict[str, Spelling] = {
     "eval_batch": Spelling(also=("per-device-eval-batch-size", "eval-batch-size")),
     "alloc_conf": Spelling(also=("pytorch-cuda-alloc-conf", "pytorch-alloc-conf")),
     "gpus": Spelling(also=("gpu", "device", "hardware", "card", "machine")),
-    "lengths": Spelling(also=("seq", "length", *LENGTHS), thousand=1024),
+    "lengths": Spelling(also=("seq", "length", *LENGTHS), thousand=1024, unless="seq"),
+    "order": Spelling(flags={"group-by-length": ("grouped", None)}),
+    "pad_to_multiple": Spelling(also=("pad-to-multiple-of",)),
+    "evaluate_every": Spelling(also=("eval-steps", "eval-every")),
+    "save_every": Spelling(also=("save-steps",)),
+    "steps": Spelling(also=("max-steps",)),
+    "text_key": Spelling(also=("dataset-text-field", "text-column")),
     "methods": Spelling(also=("method", "finetuning-type")),
 }
 # Spellings with two meanings: refused, with what each is called here.
@@ -251,7 +259,7 @@ def meanings(known: frozenset[str]) -> Mapping[str, tuple[Meaning, ...]]:
     for option, one in SPELLINGS.items():
         if option not in known:
             continue
-        for name in one.also:
+        for name in one.also if one.unless not in known else ():
             found[name] = (*found.get(name, ()), Meaning(option))
         for name in {**one.flags, **one.forms}:
             yes, no = one.flags.get(name, (None, None))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings, trace_fallback
-from memfit.defaults import assumed, implied_method, without_ligers_loss
+from memfit.defaults import assumed, implied_method
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
@@ -26,6 +26,7 @@ from memfit.verb_capture import capture
 from memfit.verb_card import card
 from memfit.verb_plan import plan
 from memfit.verb_report import cache_state, report_of
+from memfit.verb_run import run_of, with_run
 from memfit.words import (
     OTHERWISE,
     PRODUCERS,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.model.modules import Model
     from memfit.model.source import Source
     from memfit.plan.study import Study
+    from memfit.runs.whole_run import Given
     from memfit.tape import Producer, Tape
     from memfit.trace.launch import Answer, Progress
     from memfit.truth.accuracy import Accuracy
@@ -104,6 +106,8 @@ class Question:
     place: str = ""  # the GPU as it was named, as flags
     notes: tuple[Problem, ...] = ()  # what was assumed about the names as typed
     reasons: tuple[Problem, ...] = ()  # why no formulas answer it, where a trace does
+    run: Given | None = None  # over real lengths; `job` has its usual and its longest batch
+    limit: int = 0  # at which its texts are cut
 
 
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
@@ -144,8 +148,8 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         frozenset(name for name, _ in strategy.uses()),
         "bf16" if cluster is None else cluster.gpu.half,
     )
-    named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
+    limit, (job, run) = job.seq, run_of(ask, job, strategy, subject, problems)
     problems += [one for one in later if one not in problems]
     if built is not None and built.layers:
         wrong: list[Problem] = []
@@ -180,6 +184,8 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         place=named_place(ask),
         notes=(*gpu_notes(ask.gpu), *method_notes(usual, named)),
         reasons=tuple(reasons),
+        run=run,
+        limit=limit,
     )
 
 
@@ -306,7 +312,11 @@ def script(
     module = path.removeprefix("-m ") if path.startswith("-m ") else ""
     if not module and not Path(path).is_file():
         problems.append(Problem(message=f"`{path}` is not a file", where="script"))
-    if run.rank >= run.ranks > 1:
+    if run.ranks > 1 and cluster is not None and cluster.gpus == 1:
+        # One GPU was named: each rank has one like it, eight to a machine
+        each = 8 if run.ranks % 8 == 0 else run.ranks
+        cluster = dataclasses.replace(cluster, gpus_per_node=each, nodes=run.ranks // each)
+    if run.rank >= run.ranks:
         message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
         problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
     if problems:
@@ -320,8 +330,6 @@ def script(
         "module": module,
         "rank": run.rank,
         "world": run.ranks,
-        "gpus": machine(cluster, run.ranks),
-        "launcher": run.launcher,
         "truth": run.assume == "true",
         "isolation": run.isolation,
         "network": run.network,
@@ -333,15 +341,14 @@ def script(
     found = simulate(
         script_model(path),
         job,
-        spread(cluster, int(facts["world"])),
-        of_ranks(int(facts["rank"]), int(facts["world"])),
+        cluster,
+        of_ranks(run),
         producer=lambda *_: told.tape,
         problems=told.notes,
         total=int(facts["parameters"]),
     )
     return dataclasses.replace(
         found,
-        strategy=dataclasses.replace(found.strategy, rank=int(facts["rank"])),
         script=Script(
             path=path,
             arguments=arguments,
@@ -359,27 +366,12 @@ def script(
     )
 
 
-def machine(cluster: Cluster | None, ranks: int) -> int:
-    """GPUs of one machine: those that were named, or one for each rank, eight at most."""
-    if cluster is not None and cluster.gpus > 1:
-        return min(ranks, cluster.gpus_per_node) if ranks > 1 else cluster.gpus_per_node
-    return 8 if ranks % 8 == 0 else ranks
-
-
-def spread(cluster: Cluster | None, ranks: int) -> Cluster | None:
-    """Where one GPU was named, each rank has one like it."""
-    if cluster is None or cluster.gpus > 1 or ranks == 1:
-        return cluster
-    each = machine(None, ranks)
-    return dataclasses.replace(cluster, gpus_per_node=each, nodes=ranks // each)
-
-
-def of_ranks(rank: int, ranks: int) -> Strategy:
+def of_ranks(run: Run) -> Strategy:
     """The group of all ranks, whose connections NCCL keeps memory for; how a script spreads its
     work over them is in its tape."""
-    if ranks == 1:
+    if run.ranks == 1:
         return ONE
-    return dataclasses.replace(strategy_from((f"ddp={ranks}",), None), rank=rank)
+    return dataclasses.replace(strategy_from((f"ddp={run.ranks}",), None), rank=run.rank)
 
 
 def launched(
@@ -510,6 +502,8 @@ def answer(
             if getattr(ask, name)
         )
         found = dataclasses.replace(found, answers=answers)
+    if asked.run is not None and found.source == "formula":
+        found = with_run(found, job, asked.run, asked.limit)
     if ask.advise and cluster is not None:
         from memfit.plan.advice import advice
 

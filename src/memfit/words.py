@@ -109,6 +109,49 @@ class Ask:
         high=1e6,
         group="question",
     )
+    lengths: str = option(
+        "",
+        "texts of a whole run: `data.jsonl`, `lengths.txt`, `lognormal:mean=400,p99=2000`",
+        group="run",
+    )
+    steps: int = option(
+        0,
+        "optimizer steps of the run; 0 means one epoch, at most 1000",
+        low=0,
+        high=100_000,
+        group="run",
+    )
+    seed: int = option(0, "seed of the order of the texts", low=0, high=2**32, group="run")
+    order: str = option(
+        "shuffled",
+        "order of the texts; `grouped` is the Trainer's `group_by_length`",
+        choices=("shuffled", "as-is", "sorted", "grouped", "bucketed"),
+        group="run",
+    )
+    pad_to_multiple: int = option(
+        1, "pad batches to a multiple of N tokens", low=1, high=2**16, group="run"
+    )
+    tokenizer: str = option(
+        "", "tokenizer.json, or a folder with one, that counts the texts' tokens", group="run"
+    )
+    tokens_per_char: float = option(
+        0.0,
+        "tokens per character, instead of a tokenizer; about 0.25 for English",
+        low=0.0,
+        high=16.0,
+        group="run",
+    )
+    text_key: str = option("", "key of the text in the lines of a .jsonl file", group="run")
+    evaluate_every: int = option(
+        0,
+        "steps between evaluations; 0 means at the end, with `--evaluate`",
+        low=0,
+        high=10**9,
+        group="run",
+    )
+    save_every: int = option(
+        0, "steps between checkpoints; 0 means at the end", low=0, high=10**9, group="run"
+    )
 
 
 OTHERWISE = (
@@ -148,9 +191,6 @@ class Run:
         group="trace",
     )
     rank: int = option(0, "rank to trace", low=0, high=2**20, group="trace")
-    launcher: str = option(
-        "", "words that start a script, like `torchrun --nproc-per-node 8`", group="trace"
-    )
     assume: str = option(
         "false",
         "value of conditions that depend on data, like `loss < best`",

@@ -111,12 +111,7 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
         return whole(walked(model, job, cluster, strategy, None))
     found = whole(walked(model, job, cluster, strategy, BOTH))
     flat = (
-        once(
-            (found.events,),
-            "flat",
-            lambda: expanded(found.events, found.repeats, found.program.entries, model.prefix),
-            lambda events: len(events or ()),
-        )
+        expanded(found.events, found.repeats, found.program.entries, model.prefix)
         if found.repeats
         else found.events
     )

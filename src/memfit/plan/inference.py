@@ -188,9 +188,7 @@ class Serving:
             self.all()
 
     def all(self) -> None:
-        ways = list(self.ways)
-        for number, way in enumerate(ways):
-            self.counted.share = number / len(ways)
+        for way in self.ways:
             largest = 0
             for batch in self.batches(way):
                 if self.tried(way, batch):

@@ -16,6 +16,7 @@ from memfit.errors import Problem
 from memfit.estimate import Estimate, Way
 from memfit.report.explain import workings
 from memfit.report.pace import TIME, time_dict
+from memfit.report.run import RUN, data
 from memfit.simulate.memory import MOMENTS, Moment
 
 SCHEMA = 1
@@ -144,6 +145,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("out_of_memory.op", "string", "the operation"),
     ("out_of_memory.asked", "integer", "the size of the request"),
     ("out_of_memory.left", "integer", "free memory of the GPU"),
+    *RUN,
     (
         "retries",
         "integer",
@@ -298,6 +300,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         "versions": dict(estimate.versions),
         "timeline": [stretch._asdict() for stretch in memory.timeline],
         "out_of_memory": None,
+        "run": data(estimate.run),
         "retries": estimate.retries,
         "answers": [
             {

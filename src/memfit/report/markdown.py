@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from memfit.estimate import Estimate
 from memfit.report.figures import count, gib, percent
 from memfit.report.pace import pace
+from memfit.report.run import whole_run_lines
 from memfit.report.text import (
     WHAT,
     device_words,
@@ -31,6 +32,7 @@ def markdown(estimate: Estimate) -> str:
         *_pace(estimate),
         *_parts(estimate),
         *_moments(estimate),
+        *_run(estimate),
     ]
     lines += [f"- {escape(line.strip())}" for line in ladder(estimate)]
     if estimate.problems:
@@ -93,6 +95,12 @@ def _parts(estimate: Estimate) -> Iterator[str]:
     ]
     yield from table(("part", "GiB", "of device"), rows)
     yield ""
+
+
+def _run(estimate: Estimate) -> Iterator[str]:
+    lines = list(whole_run_lines(estimate, 80))
+    if lines:
+        yield from ("```", *lines, "```", "")
 
 
 def _moments(estimate: Estimate) -> Iterator[str]:

@@ -21,6 +21,7 @@ from memfit.job import Job
 from memfit.lower.host import Host
 from memfit.report.figures import KINDS, VERDICTS, bar, count, gib, percent, phase, with_unit
 from memfit.report.pace import pace
+from memfit.report.run import headline, whole_run_lines
 from memfit.simulate.memory import Moment, Stretch
 from memfit.units import GIB
 
@@ -64,6 +65,7 @@ def text(estimate: Estimate, *, width: int = 80, colour: bool = False, exact: bo
         pace(estimate),
         parts(estimate, width),
         moments(estimate, width),
+        whole_run_lines(estimate, width),
         ranks(estimate),
         exact_sizes(estimate) if exact else (),
     )
@@ -98,6 +100,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     else:
         yield f"{name}: {device} GiB of {room} GiB{on}, {gib(spare)} GiB headroom"
     yield likely(estimate)
+    yield from headline(estimate)
     yield from answers(estimate)
     yield from next_step(estimate)
     if estimate.failure is not None:

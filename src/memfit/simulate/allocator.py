@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from memfit.errors import InputError, TapeError
@@ -263,6 +263,21 @@ class Allocator:
             for head in pool.heads.values():
                 found.extend(_runs(head))
         return tuple(sorted(found, key=lambda segment: segment.address))
+
+    def layout(self) -> Hashable:
+        """All that later requests depend on, where the blocks in use are the same: the free blocks
+        of every pool, those that wait, and the gaps of expandable segments."""
+        pools = [
+            (
+                pool.stream,
+                pool.small,
+                tuple((size, address) for size, address, _ in pool.entries),
+                tuple((gap.size, address) for address, gap in pool.gaps),
+            )
+            for pools in self._pools
+            for pool in pools.values()
+        ]
+        return self.reserved, self.allocated, self._pending, tuple(pools)
 
     def placed(self) -> Iterator[tuple[int, int, int]]:
         """(id, address, size) of every live block."""

@@ -24,21 +24,6 @@ class _Inside:
 INSIDE = _Inside
 
 
-class _Here:
-    """Which GPU of its machine the program's own is, and how many there are."""
-
-    index = 0
-    count = 1
-
-
-HERE = _Here
-
-
-def own() -> torch.device:
-    """The GPU of this process."""
-    return torch.device("cuda", HERE.index)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """The device whose kernels the trace stands for. `sms` and `capability` steer kernel choices;
@@ -79,8 +64,8 @@ class NoSuchDevice(RuntimeError):
 
 
 def only(device: torch.device) -> torch.device:
-    """A process has one GPU of its machine; without an index it is that one."""
-    if device.index not in (None, HERE.index):
+    """There is one GPU, with index 0."""
+    if device.index:
         raise NoSuchDevice(device.index)
     return device
 
@@ -93,13 +78,12 @@ TRUE_TO = torch._C.TensorBase.to
 @contextlib.contextmanager
 def pretended(device: Device) -> Iterator[None]:
     """Inside, tensors say that they are on `device`, and `torch.cuda` answers as that GPU would."""
-    at = torch.device(device.type)
+    here = torch.device(device.type, 0) if device.type == "cuda" else torch.device(device.type)
 
     def where(self: torch.Tensor) -> torch.device:
         true: torch.device = TRUE_DEVICE.__get__(self)
         if INSIDE.depth:
             return true
-        here = torch.device("cuda", HERE.index) if device.type == "cuda" else at
         if true.type == "meta":
             if not device.elsewhere:
                 return here
@@ -185,8 +169,9 @@ def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:
     if isinstance(value, (str, torch.device)):
         value = torch.device(value)
         if value.type == device.type == "cuda":
-            only(value)
-            value = own()  # without an index torch asks the driver for it
+            value = torch.device(
+                only(value).type, 0
+            )  # without an index torch asks the driver for it
         if value.type == tensor.device.type:
             return TRUE_DEVICE.__get__(tensor)
         if value.type == "cpu" and tensor.is_cuda:
@@ -215,8 +200,8 @@ def answers(device: Device) -> list[tuple[Any, str, Any]]:
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: HERE.count,
-        "current_device": lambda: HERE.index,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: device.capability,
         "get_device_name": lambda *_: device.name,
@@ -250,9 +235,9 @@ def accelerator() -> list[tuple[Any, str, Any]]:
     CUDA would ask the driver."""
     values = {
         "is_available": lambda: True,
-        "device_count": lambda: HERE.count,
+        "device_count": lambda: 1,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: HERE.index,
+        "current_device_index": lambda: 0,
         "current_stream": lambda *_: Idle(),
         "synchronize": lambda *_: None,
     }

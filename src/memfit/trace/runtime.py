@@ -28,7 +28,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device, self.priority, self.cuda_stream, self.stream_id = (
-            cuda.own(),
+            torch.device("cuda", 0),
             priority,
             0,
             0,
@@ -91,15 +91,14 @@ def on(_: Any = None, **__: Any) -> Any:
 
 
 def index_of(device: Any = None) -> int:
-    """The index a program names, of a GPU that its machine has."""
+    """The index a program names, which must be that of the one GPU."""
     if device is None:
-        return cuda.HERE.index
+        return 0
     if not isinstance(device, int):
-        device = torch.device(device).index
-        device = cuda.HERE.index if device is None else device
-    if device >= cuda.HERE.count:
+        device = torch.device(device).index or 0
+    if device > 0:
         raise cuda.NoSuchDevice(device)
-    return int(device)
+    return 0
 
 
 class AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
@@ -150,7 +149,7 @@ def placed(value: Any) -> Any:
         return TRUE_KIND("cuda", value)
     if isinstance(value, (str, TRUE_KIND)):
         found = TRUE_KIND(value)
-        return cuda.own() if found.type == "cuda" and found.index is None else found
+        return TRUE_KIND("cuda", 0) if found.type == "cuda" and found.index is None else found
     return value
 
 
@@ -201,8 +200,8 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": Event,
-        "current_stream": lambda *_, **__: STREAM,
-        "default_stream": lambda *_, **__: STREAM,
+        "current_stream": lambda *_: STREAM,
+        "default_stream": lambda *_: STREAM,
         "set_stream": lambda *_: None,
         "get_rng_state_all": lambda: [state.clone()],
         "set_rng_state_all": lambda *_: None,
@@ -235,8 +234,6 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     ]
     found += [
         (torch, "Generator", generator_type()),
-        (torch, "Stream", Stream),
-        (torch, "Event", Event),
         (torch, "device", device_type()),
         *constructors(),
     ]
@@ -257,15 +254,14 @@ def accelerator(live: Live) -> list[tuple[Any, str, Any]]:
     values = {
         **live.answers(),
         "is_available": lambda: True,
-        "device_count": lambda: cuda.HERE.count,
-        "device_index": on,
+        "device_count": lambda: 1,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: cuda.HERE.index,
-        "current_device_idx": lambda: cuda.HERE.index,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
         "set_device_index": lambda one: (index_of(one), None)[1],
         "set_device_idx": lambda one: (index_of(one), None)[1],
         "synchronize": lambda *_: None,
-        "current_stream": lambda *_, **__: STREAM,
+        "current_stream": lambda *_: STREAM,
         "set_stream": lambda *_: None,
         "get_memory_info": live.mem_get_info,
     }

@@ -1,0 +1,194 @@
+"""How many tokens one line of a dataset has: a number, a list of token ids, a text, or the messages
+of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError, MissingExtra, Problem
+from memfit.lazy_dataclass import dataclass
+
+COUNTS = ("length", "lengths", "num_tokens", "n_tokens", "token_count", "seq_len", "seq_length")
+IDS = ("input_ids", "token_ids", "tokens")
+TEXTS = ("text", "content")
+# Columns that trainers join: TRL's prompt and completion, Alpaca's three, OpenAI's and ShareGPT's
+# messages (TRL 1.16 docs, dataset_formats.md; LLaMA-Factory data/README.md).
+JOINED = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "input", "output"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("query", "response"),
+)
+CHATS = ("messages", "conversations", "conversation")
+SPOKEN = ("content", "value")  # of a message: OpenAI's key, and ShareGPT's
+# Tokens of a message beside its content in ChatML: start, role, newline, end, newline.
+AROUND = 5
+ALIKE = 0.7  # of two keys, one of which is likely a slip of the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """How a text becomes a number of tokens: by a tokenizer's file, or by its characters. `column`:
+    the key of the text, where it is none of the known ones."""
+
+    tokenizer: str = ""
+    tokens_per_char: float = 0.0
+    column: str = ""
+    model: str = ""  # a local folder of the model may have a tokenizer
+
+    def counter(self) -> Callable[[str], int]:
+        found = _COUNTERS.get(self)
+        if found is None:
+            found = _COUNTERS[self] = self._counter()
+        return found
+
+    def _counter(self) -> Callable[[str], int]:
+        if self.tokens_per_char:
+            rate = self.tokens_per_char
+            return lambda text: max(1, round(len(text) * rate)) if text else 0
+        for place in filter(None, (self.tokenizer, self.model)):
+            path = Path(place).expanduser()
+            file = path / "tokenizer.json" if path.is_dir() else path
+            if file.is_file() and (self.tokenizer or file.name == "tokenizer.json"):
+                return of_tokenizer(file)
+        missing = f"`{self.tokenizer[:80]}` has no tokenizer.json" if self.tokenizer else ""
+        raise InputError.one(
+            missing or "the texts need a tokenizer, to be counted in tokens",
+            where="lengths",
+            hint="`--tokenizer tokenizer.json`, or `--tokens-per-char 0.25` (about right for "
+            "English)",
+        )
+
+
+_COUNTERS: dict[Counting, Callable[[str], int]] = {}
+
+
+def of_tokenizer(file: Path) -> Callable[[str], int]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise MissingExtra(
+            "a tokenizer", "trace", "`--tokens-per-char 0.25` needs no tokenizer"
+        ) from None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    # The library raises a plain Exception for every broken file
+    except Exception as error:  # noqa: BLE001
+        raise InputError.one(
+            f"`{file}` is not a tokenizer: {str(error)[:80]}",
+            where="tokenizer",
+            hint="give the `tokenizer.json` of the model",
+        ) from None
+    return lambda text: len(tokenizer.encode(text).ids)
+
+
+def length_of(line: str, counting: Counting) -> int:
+    """Tokens of a line; 0 for an empty text."""
+    if line[0] in '{["':
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise bad("this is not valid JSON", "each line must be one JSON object") from None
+        if isinstance(value, dict):
+            return of_row(value, counting)
+        if isinstance(value, str):
+            return counting.counter()(value)
+        if value and all(type(one) is int for one in value):
+            return len(value)
+        raise bad("this is not a JSON object", 'write lines like `{"text": "…"}`')
+    return number(line)
+
+
+def number(line: str) -> int:
+    try:
+        value = int(line)
+    except ValueError:
+        raise bad(
+            f"`{line[:40]}` is not a length", "each line is an integer, or a JSON object"
+        ) from None
+    if not 1 <= value < 2**32:
+        raise bad(f"`{value}`: a length must be at least 1", "remove the line")
+    return value
+
+
+def of_row(row: Mapping[str, Any], counting: Counting) -> int:
+    if counting.column:
+        if counting.column not in row:
+            raise bad(f"no key `{counting.column[:40]}`", f"it has {listed(row)}")
+        return of_value(row[counting.column], counting)
+    for name in (*COUNTS, *IDS):
+        value = row.get(name)
+        if type(value) is int:
+            return number(str(value))
+        if isinstance(value, list) and value and all(type(one) is int for one in value):
+            return len(value)
+    for name in (*CHATS, *TEXTS):
+        if isinstance(row.get(name), (str, list)):
+            return of_value(row[name], counting)
+    for names in JOINED:
+        if all(name in row for name in names):
+            return sum(of_value(row[name], counting) for name in names)
+    raise bad(f"no key with a text: it has {listed(row)}", likely(row))
+
+
+def of_value(value: Any, counting: Counting) -> int:
+    """A text, ids, messages, or a number."""
+    if isinstance(value, str):
+        return counting.counter()(value) if value else 0
+    if type(value) is int:
+        return number(str(value))
+    if isinstance(value, list) and value and all(type(one) is int for one in value):
+        return len(value)
+    if isinstance(value, list):
+        return sum(of_message(one, counting) for one in value)
+    raise bad(f"`{str(value)[:40]}` is neither a text nor messages", "")
+
+
+def of_message(message: Any, counting: Counting) -> int:
+    if isinstance(message, Mapping):
+        for name in SPOKEN:
+            said = message.get(name)
+            if isinstance(said, str):
+                return AROUND + counting.counter()(said)
+            if isinstance(said, list):  # parts of a message; images have no text
+                pieces = [part.get("text") for part in said if isinstance(part, Mapping)]
+                return AROUND + sum(
+                    counting.counter()(one) for one in pieces if isinstance(one, str)
+                )
+            if name in message and said is None:  # a call of a tool
+                return AROUND
+    raise bad(
+        f"`{str(message)[:40]}` is not a message", 'write it like `{"role": …, "content": …}`'
+    )
+
+
+def likely(row: Mapping[str, Any]) -> str:
+    """Which key was probably meant."""
+    known = (*COUNTS, *IDS, *TEXTS, *CHATS)
+    for name in row:
+        close = get_close_matches(str(name).lower(), known, 1, ALIKE)
+        if close:
+            return f"did you mean `{close[0]}`? `--text-key {str(name)[:40]}` reads it as it is"
+    texts = {name: len(value) for name, value in row.items() if isinstance(value, str)}
+    if texts:
+        longest = max(texts, key=lambda name: texts[name])
+        return f"`{str(longest)[:40]}` has the longest text: `--text-key {str(longest)[:40]}`"
+    return "name it with `--text-key`"
+
+
+def listed(row: Mapping[str, Any]) -> str:
+    names = [f"`{str(name)[:40]}`" for name in row]
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or (
+        "no keys"
+    )
+
+
+def bad(message: str, hint: str) -> InputError:
+    return InputError(Problem(message=message, where="lengths", hint=hint))

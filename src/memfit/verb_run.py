@@ -1,0 +1,165 @@
+"""A question about a whole run: the lengths of its texts, read with everything else that was asked,
+and the answer with what the run adds to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import Problem
+from memfit.words import Ask, gather
+
+if TYPE_CHECKING:
+    from memfit.estimate import Estimate
+    from memfit.job import Job
+    from memfit.runs.whole_run import Given
+    from memfit.strategy import Strategy
+
+# Options that say something of a run alone.
+OF_A_RUN = (
+    "steps",
+    "seed",
+    "order",
+    "pad_to_multiple",
+    "tokenizer",
+    "tokens_per_char",
+    "text_key",
+    "evaluate_every",
+    "save_every",
+)
+CERTAIN = (
+    0.95  # of a verdict, as of the likely range: nine tenths lie within, half of the rest above
+)
+
+
+def run_of(
+    ask: Ask, job: Job, strategy: Strategy, subject: Any, problems: list[Problem]
+) -> tuple[Job, Given | None]:
+    """The job with the usual and the longest batch of the run, and the run itself."""
+    if not ask.lengths:
+        problems += [
+            Problem(
+                message=f"`{name.replace('_', '-')}` needs `--lengths`",
+                where=name,
+                hint="name the texts' lengths, like `--lengths data.jsonl`",
+            )
+            for name in OF_A_RUN
+            if getattr(ask, name) != getattr(Ask, name)
+        ]
+        return job, None
+    problems += misfits(ask, job, strategy)
+    from memfit.runs.batches import Sampling, batches
+    from memfit.runs.lengths import read_lengths
+    from memfit.runs.texts import Counting
+    from memfit.runs.whole_run import Given
+
+    counting = Counting(
+        tokenizer=ask.tokenizer,
+        tokens_per_char=ask.tokens_per_char,
+        column=ask.text_key,
+        model=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else "",
+    )
+    lengths = gather(
+        problems,
+        lambda: None,
+        lambda: read_lengths(ask.lengths, counting, examples=ask.examples, seed=ask.seed),
+    )
+    if lengths is None:
+        return job, None
+    parts = strategy.size("tp") * strategy.size("cp") * strategy.size("pp")
+    sampling = Sampling(
+        batch=job.batch,
+        limit=job.seq,
+        accumulate=job.accumulate,
+        ranks=max(1, strategy.ranks // parts),
+        order=ask.order,
+        multiple=ask.pad_to_multiple,
+        packing=job.packing,
+    )
+    given = Given(
+        lengths=lengths,
+        sampling=sampling,
+        steps=ask.steps,
+        seed=ask.seed,
+        evaluate_every=ask.evaluate_every,
+    )
+    padded = sorted(batches(lengths.tokens, sampling, given.count, ask.seed).longest)
+    usual = padded[len(padded) // 2]
+    top = given.top
+    return dataclasses.replace(job, seq=usual, longest=top if top > usual else 0), given
+
+
+def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:
+    """What a run over lengths does not go with."""
+    found: list[tuple[bool, str, str, str]] = [
+        (
+            not job.training,
+            "`lengths` applies to training only",
+            "job.task",
+            "use `--task finetune` or `pretrain`",
+        ),
+        (
+            ask.by == "trace",
+            "a trace does not replay a run over `lengths`",
+            "by",
+            "use `--by formula`",
+        ),
+        (
+            job.longest > 0,
+            "`longest` and `lengths` both set the longest batch",
+            "longest",
+            "remove `longest`: the lengths have it",
+        ),
+        (
+            strategy.size("pp") > 1,
+            "a run over `lengths` is not supported yet with pipeline parallelism",
+            "use",
+            "remove `pp`, or use `--seq` with the longest batch",
+        ),
+        (
+            bool(ask.tokenizer) and bool(ask.tokens_per_char),
+            "`tokenizer` and `tokens-per-char` both count tokens",
+            "tokenizer",
+            "keep one of them",
+        ),
+    ]
+    return [
+        Problem(message=message, where=where, hint=hint)
+        for wrong, message, where, hint in found
+        if wrong
+    ]
+
+
+def with_run(found: Estimate, job: Job, given: Given, limit: int) -> Estimate:
+    """The answer for the whole run: what the allocator holds at its end, and the verdict by the
+    probability that it runs out of memory."""
+    from memfit.runs.whole_run import whole_run
+
+    cut = dataclasses.replace(job, seq=limit, longest=0)
+    run = whole_run(found, cut, given)
+    held = max(found.held, run.reserved)
+    if found.usable is not None and run.squeezed is not None:
+        held = run.squeezed
+    held = max(held, found.memory.allocated)
+    memory = dataclasses.replace(found.memory, reserved=held)
+    verdict = found.verdict
+    if run.probability is not None:
+        verdict = (
+            "no"
+            if run.probability >= CERTAIN
+            else "tight"
+            if run.probability > 1 - CERTAIN
+            else "fits"
+        )
+    high = max(found.band.high, held + found.outside)
+    return dataclasses.replace(
+        found,
+        run=run,
+        memory=memory,
+        verdict=verdict,
+        retries=run.retries,
+        squeezed=run.squeezed,
+        failure=found.failure if run.died is not None else None,
+        band=dataclasses.replace(found.band, high=high),
+    )

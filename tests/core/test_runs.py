@@ -1,0 +1,241 @@
+"""A whole run over real lengths: steps of several lengths through one allocator, and what the
+answer says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memfit
+from memfit.errors import InputError
+from memfit.lower import lower
+from memfit.runs.batches import Sampling, batches, longest_batches
+from memfit.runs.lengths import read_lengths
+from memfit.runs.texts import Counting
+from memfit.simulate.replay import replay
+from memfit.simulate.run import Course, Cut, cut, replay_run
+from memfit.simulate.settings import Settings
+from memfit.verbs import Question, question
+
+SMALL = "llama-3.2-1b"
+QUESTIONS: tuple[dict[str, Any], ...] = (
+    {"method": "lora", "batch": 4, "seq": 512},
+    {"method": "full", "batch": 2, "seq": 512, "framework": "transformers"},
+    {"method": "qlora", "batch": 2, "seq": 384, "accumulate": 2},
+    {"method": "lora", "batch": 2, "seq": 256, "use": "fsdp=2", "gpu": "2xrtx-4090"},
+)
+
+
+def asked(**given: Any) -> Question:
+    return question(SMALL, {"gpu": "rtx-4090", "framework": "trl", **given}, [])
+
+
+def cuts_of(asked: Question) -> Any:
+    def cuts(tokens: int, first: bool) -> Cut:
+        job = asked.job.replace(seq=tokens)
+        return cut(lower(asked.model, job, asked.strategy, asked.cluster), first=first)
+
+    return cuts
+
+
+@pytest.mark.parametrize("given", QUESTIONS, ids=lambda one: str(one["method"]))
+def test_steps_of_one_length_are_what_the_tape_of_that_length_is(given: dict[str, Any]) -> None:
+    one = asked(**given)
+    tape = lower(one.model, one.job, one.strategy, one.cluster)
+    steps = Course(steps=((one.job.seq,) * min(2, one.job.accumulate),) * 3)
+    found, alone = replay_run(cuts_of(one), steps, Settings()), replay(tape)
+    # A batch goes at the end of its step here, and when the next one is there in a real run
+    slack = 3 * 8 * one.job.batch * one.job.seq + 2**20
+    assert abs(found.allocated - alone.peak_allocated) <= slack
+    assert abs(found.reserved - alone.peak_reserved) <= 2 * 2**21
+    assert found.oom is None
+    assert len(found.steps) == 3
+
+
+def test_steps_that_change_nothing_are_not_replayed_again() -> None:
+    one = asked(method="lora", batch=2, seq=512)
+    found = replay_run(cuts_of(one), Course(steps=((512,), (256,)) * 20), Settings())
+    assert len(found.steps) == 40
+    assert found.replays < 12
+    assert found.steps[-1].reserved == found.reserved
+
+
+def test_different_lengths_leave_gaps_that_one_length_does_not() -> None:
+    one = asked(method="lora", batch=2, seq=512)
+    lengths = (300, 500, 220, 512, 410, 130, 360, 470, 250, 512, 90, 440)
+    varied = replay_run(cuts_of(one), Course(steps=tuple((at,) for at in lengths)), Settings())
+    steady = replay_run(cuts_of(one), Course(steps=((512,),) * 3), Settings())
+    assert varied.allocated <= steady.allocated + 2**20
+    assert varied.reserved > steady.reserved
+
+
+def test_a_run_ends_in_the_step_that_finds_no_memory() -> None:
+    one = asked(method="lora", batch=4, seq=512)
+    course = Course(steps=((64,), (128,), (512,), (64,)))
+    room = replay_run(cuts_of(one), Course(steps=((128,),) * 3), Settings()).reserved
+    found = replay_run(cuts_of(one), course, Settings(), room)
+    assert found.died == 2
+    assert found.oom is not None
+    assert len(found.steps) == 2
+
+
+# ------------------------------------------------------------------------------------ the answer
+def test_the_answer_has_the_curve_the_peak_and_the_probability(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("\n".join(map(str, [*range(100, 900, 40)] * 6)))
+    found = memfit.estimate(
+        SMALL, gpu="rtx-4090", method="lora", batch=4, seq=800, lengths=str(file), memory="4500MiB"
+    )
+    run = found.run
+    assert run is not None
+    assert run.probability is not None
+    assert len(run.steps) == run.epoch == 120 // 4
+    reserved = [one.reserved for one in run.steps]
+    assert reserved == sorted(reserved)
+    assert reserved[-1] == run.reserved > reserved[0]
+    assert run.worst.tokens == max(one.tokens for one in run.steps) == 800
+    assert int(file.read_text().splitlines()[run.worst.line - 1]) >= 800
+    assert [chance for _, chance in run.by] == sorted(chance for _, chance in run.by)
+    assert 0 < run.padding < 0.5
+    assert run.texts.limit == 800
+    assert run.texts.longest > 800
+    assert run.texts.cut > 0
+    said = found.summary()
+    assert "chance of running out of memory within" in said
+    assert "reserved memory over" in said
+    assert json.loads(memfit.write(found, "json"))["run"]["probability"] == run.probability
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    options: dict[str, Any] = {"gpu": "rtx-4090", "method": "lora", "batch": 4, "steps": 6}
+    spec = "lognormal:mean=200,p99=800"
+    one, again, other = (
+        memfit.estimate(SMALL, lengths=spec, seed=seed, **options).run for seed in (1, 1, 2)
+    )
+    assert one == again != other
+
+
+def test_more_memory_never_makes_a_run_more_likely_to_die() -> None:
+    chances = []
+    for memory in ("4GiB", "6GiB", "12GiB"):
+        found = memfit.estimate(
+            SMALL, memory=memory, method="lora", batch=8, steps=4, seq=1024,
+            lengths="uniform:min=900,max=1000",
+        )  # fmt: skip
+        assert found.run is not None
+        chances.append(found.run.probability)
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] == 1
+    assert chances[-1] == 0
+
+
+# --------------------------------------------------------------------------- batches and lengths
+def test_batches_are_what_their_order_says() -> None:
+    tokens = [10, 300, 20, 40, 30, 290, 15, 280]
+    for order, longest in (("as-is", (300, 40, 290, 280)), ("sorted", (15, 30, 280, 300))):
+        made = batches(tokens, Sampling(batch=2, limit=1000, order=order), 4, 0)
+        assert made.longest == longest
+    made = batches(tokens, Sampling(batch=2, limit=100, multiple=64, order="as-is"), 1, 0)
+    assert made.longest == (128,)
+    packed = batches(tokens, Sampling(batch=2, limit=100, packing=True), 3, 0)
+    assert packed.longest == (100,) * 3
+    assert packed.padding == 0
+
+
+@pytest.mark.parametrize("order", ["shuffled", "as-is", "sorted", "grouped", "bucketed"])
+def test_every_text_comes_once_in_an_epoch(order: str) -> None:
+    tokens = [7 * number % 101 + 1 for number in range(96)]
+    how = Sampling(batch=4, limit=1000, order=order, ranks=2)
+    made = batches(tokens, how, 12, 3)
+    assert made.real == sum(tokens)
+    assert list(longest_batches(tokens, how, 12, 3)) == list(made.longest)
+    assert made == batches(tokens, how, 12, 3)
+
+
+def test_grouping_by_length_wastes_less_padding() -> None:
+    lengths = read_lengths("lognormal:mean=300,p99=1500", Counting())
+    found = {
+        order: batches(lengths.tokens, Sampling(batch=8, limit=2048, order=order), 500, 0).padding
+        for order in ("shuffled", "grouped", "bucketed")
+    }
+    assert found["shuffled"] > 3 * found["grouped"]
+    assert found["shuffled"] > 1.5 * found["bucketed"]
+
+
+def test_a_distribution_has_the_mean_and_the_quantile_that_it_was_given() -> None:
+    lengths = read_lengths("lognormal:mean=400,p99=2000", Counting(), examples=50_000)
+    assert lengths.mean == pytest.approx(400, rel=0.02)
+    assert lengths.quantile(0.99) == pytest.approx(2000, rel=0.05)
+    by_median = read_lengths("lognormal:median=400,p99=2000", Counting(), examples=50_000)
+    assert by_median.quantile(0.5) == pytest.approx(400, rel=0.02)
+
+
+ROWS = (
+    ({"text": "abcdefgh"}, 2),
+    ({"length": 17}, 17),
+    ({"input_ids": [1, 2, 3]}, 3),
+    ({"prompt": "abcd", "completion": "abcdefgh"}, 3),
+    ({"instruction": "abcd", "input": "", "output": "abcd"}, 2),
+    ({"messages": [{"role": "user", "content": "abcd"}] * 2}, 2 * (5 + 1)),
+    ({"conversations": [{"from": "human", "value": "abcdefgh"}]}, 5 + 2),
+)
+
+
+def test_lines_of_every_known_kind_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row, _ in ROWS) + '\n\n{"text": ""}\n')
+    found = read_lengths(str(file), Counting(tokens_per_char=0.25))
+    assert list(found.tokens) == [length for _, length in ROWS]
+    assert found.empty == 1
+    assert list(found.lines) == list(range(1, 8))
+
+
+BAD = (
+    (b"", "has no texts"),
+    (b"12\n-3\n0\nx\n", "line 2"),
+    (b"\x00\x01\x02\xff" * 50, "binary file"),
+    (b"\xff\xfe\xfa\n", "not a text file"),
+    (b'{"body": "a long text", "id": "7"}\n', "`body` has the longest text"),
+    (b'{"txet": "a"}\n', "did you mean `text`"),
+    (b'{"text": "a"\n', "not valid JSON"),
+    (b'{"text": "a"}\n', "need a tokenizer"),
+    (b'{"messages": [1.5]}\n', "not a message"),
+)
+
+
+@pytest.mark.parametrize(("raw", "said"), BAD, ids=lambda one: str(one)[:20])
+def test_unusable_files_are_refused_with_the_reason(raw: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_bytes(raw)
+    with pytest.raises(InputError) as found:
+        memfit.estimate(SMALL, gpu="rtx-4090", lengths=str(file), optimizer="nothing")
+    text = str(found.value)
+    assert said in text
+    assert "unknown optimizer" in text  # with everything else that is wrong
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("512,2048", "`memfit study --lengths"),
+        ("2k", "`memfit study --lengths"),
+        ("lognormal:mean=400", "needs `mean` and `p99`"),
+        ("lognormal:mean=400,p99=300", "must be above"),
+        ("lognormal:mean=10,p99=9000", "at most"),
+        ("lognormal:mean=x,p98=3", "has no `p98`"),
+        ("normal:mean=3", "unknown distribution"),
+        ("missing.jsonl", "does not exist"),
+    ],
+)
+def test_unusable_specifications_are_refused(spec: str, said: str) -> None:
+    with pytest.raises(InputError) as found:
+        memfit.estimate(SMALL, gpu="rtx-4090", lengths=spec)
+    assert said in str(found.value)
+
+
+def test_options_of_a_run_need_lengths() -> None:
+    with pytest.raises(InputError, match="needs `--lengths`"):
+        memfit.estimate(SMALL, gpu="rtx-4090", order="sorted")
