@@ -252,6 +252,7 @@ def trace(
     keep_env: bool = ...,
     ranks: int = ...,
     rank: int = ...,
+    launcher: str = ...,
     assume: Literal["false", "true"] = ...,
     isolation: Literal["auto", "namespaces", "landlock", "none"] = ...,
     gpu: str = ...,

@@ -36,7 +36,9 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
     raise_errors(unwritable(target, "write", replace=replace, hint="`--overwrite` replaces it"))
     life = Life()
     try:
-        found = plan(one_model(words), progress=lambda counted: life.say(sign(counted)), **values)
+        found = plan(
+            one_model(words), progress=lambda counted: life.progress(*sign(counted)), **values
+        )
     finally:
         life.done()
     if found.rows and target:
@@ -50,10 +52,10 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
     return code, written.get(form, lambda: text(found))()
 
 
-def sign(counted: Counted) -> str:
+def sign(counted: Counted) -> tuple[float, str]:
+    """How much of the search is done, and the best that it has."""
     best = "" if counted.best is None else f", best {counted.best:.3g} {counted.unit}"
-    of = f" of {counted.size}" if counted.size > counted.estimated else ""
-    return f"planning: {counted.estimated}{of} candidates estimated{best}"
+    return counted.share, f"planning{best}"
 
 
 __all__ = ["FLAGS", "HELP", "run"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,15 +26,12 @@ OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, e
 PICTURES = (".svg", ".png", ".html")
 
 
-# Programs that start a script several times, and their options for how often on a machine.
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
-COUNTS = (
-    "--nproc-per-node",
-    "--nproc_per_node",
-    "--num_processes",
-    "--num_gpus",
+# Programs that start a script.
+LAUNCHERS = re.compile(
+    r"(torchrun|accelerate|accelerate-launch|deepspeed|env|python[0-9.]*|\w+=.*)$"
 )
-NODES = ("--nnodes", "--num_nodes")
+RUNNERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+PROGRAMS = (".py", ".ipynb")
 
 
 class Words(NamedTuple):
@@ -41,6 +40,7 @@ class Words(NamedTuple):
     subject: str
     ours: list[str]
     arguments: list[str]
+    launcher: str = ""
 
 
 def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
@@ -49,15 +49,14 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
     flags. `-m package.module` is a script as it is to Python."""
     ours: list[str] = []
     arguments: list[str] = []
-    subject, script = "", False
+    subject, launcher, script = "", "", False
     rest = list(words)
     while rest:
         word = rest.pop(0)
         name = word.partition("=")[0]
         if word == "--":
-            if not subject and rest and Path(rest[0]).name in LAUNCHERS:
-                subject, count, rest = launched(rest)
-                ours += ["--ranks", count] if count else []
+            if not subject and rest and LAUNCHERS.match(Path(rest[0]).name):
+                subject, launcher, rest = launched(rest)
             arguments += rest
             break
         if script:
@@ -74,34 +73,26 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
             arguments.append(word)
         else:
             subject, script = word, is_program(word)
-    return Words(subject, ours, arguments)
+    return Words(subject, ours, arguments, launcher)
 
 
 def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
-    """The script that a launcher's words start, as how many ranks (empty: one), and its own
-    words."""
-    counts, nodes = "1", "1"
-    rest = list(words[1:])
-    while rest:
-        word = rest.pop(0)
-        name, equals, text = word.partition("=")
-        if word in ("-m", "--module") and rest and Path(words[0]).name != "deepspeed":
-            module = rest.pop(0)
-            if module in ("torch.distributed.run", "torch.distributed.launch"):
+    """The script that a launcher's words start, the words before it, and the script's own; the
+    launcher itself reads its words."""
+    for place, word in enumerate(words):
+        if word in ("-m", "--module") and place + 1 < len(words):
+            if words[place + 1] in RUNNERS:
                 continue
-            return f"-m {module}", ranks_of(counts, nodes), rest
-        if name in (*COUNTS, *NODES):
-            value = text if equals else rest.pop(0) if rest else ""
-            counts, nodes = (value, nodes) if name in COUNTS else (counts, value)
-        elif word.endswith(".py"):
-            return word, ranks_of(counts, nodes), rest
+            own = list(words[place + 2 :])
+            return f"-m {words[place + 1]}", before(words[:place]), own
+        if place and word.endswith(PROGRAMS) and not words[place - 1].startswith("--config"):
+            return word, before(words[:place]), list(words[place + 1 :])
     return "", "", []
 
 
-def ranks_of(counts: str, nodes: str) -> str:
-    """Empty where it is one, or not said in numbers."""
-    number = int(counts) * int(nodes) if counts.isdecimal() and nodes.isdecimal() else 1
-    return str(number) if number > 1 else ""
+def before(words: Sequence[str]) -> str:
+    """Python alone starts a script as memfit does."""
+    return "" if len(words) == 1 and words[0].startswith("python") else shlex.join(words)
 
 
 class Life:
@@ -111,7 +102,7 @@ class Life:
         self.start = time.monotonic()
         stream = sys.stderr  # None where it is closed
         self.terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.last, self.shown, self.share = self.start, 0, 0.0
+        self.last, self.shown, self.share, self.begun = self.start, 0, 0.0, self.start
 
     def __call__(self, phase: str, step: int, layer: str, events: int) -> None:
         where = f", {layer}" if layer else ""
@@ -119,18 +110,23 @@ class Life:
 
     def progress(self, share: float, what: str) -> None:
         """A bar with the time that is left, as far as the share done tells it."""
+        if share < self.share / 2:  # another search begins
+            self.begun, self.share = time.monotonic(), 0.0
         share = self.share = min(1.0, max(share, self.share))
-        passed = time.monotonic() - self.start
+        passed = time.monotonic() - self.begun
         left = f", about {passed * (1 / share - 1):.0f} s left" if share >= SURE else ""
         full = round(BAR * share)
-        self.say(f"[{'█' * full}{'░' * (BAR - full)}] {share:4.0%} {what}{left}")
+        self.show(f"[{'█' * full}{'░' * (BAR - full)}] {share:4.0%} {what}{left}")
 
     def say(self, what: str) -> None:
+        self.show(f"{what}, {time.monotonic() - self.start:.0f} s")
+
+    def show(self, what: str) -> None:
         now = time.monotonic()
         if now - self.last < (OFTEN if self.terminal else SELDOM):
             return
         self.last = now
-        text = escaped(f"{what}, {now - self.start:.0f} s", keep="")[:78]
+        text = escaped(what, keep="")[:78]
         if self.terminal:
             put("\r" + text.ljust(self.shown))
             self.shown = len(text)
@@ -183,6 +179,8 @@ def traced(
     if wrong:
         raise InputError(*wrong)
     life = Life()
+    if words.launcher:
+        given = {**given, "launcher": words.launcher}
     try:
         found = trace(words.subject, *words.arguments, progress=life, **given)
     finally:

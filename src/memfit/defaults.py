@@ -87,6 +87,7 @@ TRAINERS: Mapping[str, Trainer] = {
         ),
     )
 }
+OWN_HEAD = (1, 15)  # TRL from which its head is fused (trl 1.15 trainer/utils.py add_fused_lm_head)
 FUSED = (2, 8)  # torch from which `optim` is adamw_torch_fused (transformers 5.23 training_args.py)
 
 
@@ -127,6 +128,16 @@ def implied_method(values: Mapping[str, Any]) -> Implied | None:
         if name in values:
             return Implied("lora", name, "is an option of LoRA")
     return None
+
+
+def without_ligers_loss(values: dict[str, Any], framework: str) -> dict[str, Any]:
+    """`values` as a trainer with its own fused head reads `use_liger_kernel`: Liger's kernels, but
+    not Liger's loss."""
+    liger = str(values.get("liger", "")).lower() in ("true", "yes")
+    versions = known_versions(values)
+    if framework == "trl" and versions.version("trl") >= OWN_HEAD and liger:
+        return {name: one for name, one in values.items() if (name, one) != ("loss", "liger")}
+    return values
 
 
 def assumed_for_methods(
@@ -202,4 +213,13 @@ def known_versions(values: Mapping[str, Any]) -> Job:
         return Job()
 
 
-__all__ = ["TRAINERS", "Trainer", "assumed", "assumed_for_methods", "decisive", "implied_method"]
+__all__ = [
+    "TRAINERS",
+    "Trainer",
+    "assumed",
+    "assumed_for_methods",
+    "decisive",
+    "implied_method",
+    "trainer_default",
+    "without_ligers_loss",
+]

@@ -40,6 +40,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.lower import distinct, lower, waits
 from memfit.lower.engines import foldable
 from memfit.lower.host import Host, host, paged
+from memfit.lower.walk_cache import once
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import alike
@@ -391,17 +392,21 @@ def _simulated(
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
     with uncollected():
         tape = _tape(model, job, place, producer, precise)
-        run = (
-            replay(
-                tape, settings, total=_total(settings, None if place[0] is None else place[0].gpu)
-            )
-            if precise
-            else None
-        )
+        run = _replayed(tape, settings, place[0]) if precise else None
     if run is not None and run.oom is not None:
         asked = f"one allocation of {run.oom.asked} bytes is larger than any device"
         raise InputError.one(asked, where="job", hint="use a smaller `batch` or `seq`")
     return settings, tape, memory(tape, run)
+
+
+def _replayed(tape: Tape, settings: Settings, cluster: Cluster | None) -> Replay:
+    total = _total(settings, None if cluster is None else cluster.gpu)
+    return once(
+        (tape.events,),
+        ("replay", settings, total),
+        lambda: replay(tape, settings, total=total),
+        lambda found: 1,
+    )
 
 
 def _room(gpu: GPU) -> tuple[int, int]:

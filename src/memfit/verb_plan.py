@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from memfit import spellings
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.uses import strategy_from
+from memfit.verb_defaults import FIRST, with_defaults
 from memfit.verb_serving import Answering, asked_of, misplaced
 from memfit.verb_serving import work_of as answering
 from memfit.words import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from memfit.strategy import Strategy
     from memfit.tape import Tape
 
-STEP = 64  # sequences of a step, where nobody says
+STEP = 64  # sequences of a step, where nobody says and no trainer is assumed
 PLACE = ("gpu", "use", "offline", "like", "prune")  # of `Ask`: where, and of which model
 WITHOUT = (
     "largest_batch",
@@ -88,15 +89,7 @@ def plan(
         for name in values
         if name not in known
     ]
-    for name in WITHOUT:
-        if values.pop(name, None):
-            problems.append(
-                Problem(
-                    message=f"`{name.replace('_', '-')}` does not apply to a plan",
-                    where=name,
-                    hint="remove it",
-                )
-            )
+    problems += without(values)
     wanted = read_into(
         Planning,
         {name: values[name] for name in Planning.__dataclass_fields__ if name in values},
@@ -125,7 +118,10 @@ def plan(
     )
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
     axes, batches = axes_of(named, problems, serving), batches_of(named.pop("batch", ""), problems)
-    job = job_of({name: value for name, value in named.items() if name not in axes}, problems)
+    common, assumed, usual = (
+        (named, {}, {}) if serving else with_defaults(named, axes, built, cluster, ask.use)
+    )
+    job = job_of({name: value for name, value in common.items() if name not in axes}, problems)
     asked = asked_of(values, job, batches, problems) if serving else None
     work: Work | None = None
     if asked is not None and built is not None and cluster is not None:
@@ -137,8 +133,17 @@ def plan(
     raise_errors(problems)
     if built is None or cluster is None:
         raise InputError.one("a plan needs a GPU", where="gpu", hint="add `--gpus 8xh100-sxm`")
-    work = work or work_of(
-        built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster
+    work = work or dataclasses.replace(
+        work_of(
+            built,
+            job.replace(**first(axes, job)),
+            axes,
+            (wanted, ask.use, batches, int(assumed.get("batch", 0))),
+            cluster,
+        ),
+        usual=usual,
+        assumed=assumed,
+        sparing={} if "optimizer" in named or not assumed else FIRST,
     )
     if wanted.verify:
         producer_of("trace")
@@ -158,6 +163,14 @@ def plan(
         else answer(work, cluster, wish)
     )
     return seconded(found, wanted, wish)
+
+
+def without(values: dict[str, Any]) -> Iterator[Problem]:
+    """Options of an estimate that mean nothing in a plan; they leave `values`."""
+    for name in WITHOUT:
+        if values.pop(name, None):
+            message = f"`{name.replace('_', '-')}` does not apply to a plan"
+            yield Problem(message=message, where=name, hint="remove it")
 
 
 def seconded(found: Plan, wanted: Planning, wish: Wish) -> Plan:
@@ -307,12 +320,12 @@ def work_of(
     model: Model,
     job: Job,
     axes: dict[str, tuple[Any, ...]],
-    asked: tuple[Planning, str, tuple[int, ...]],
+    asked: tuple[Planning, str, tuple[int, ...], int],
     cluster: Cluster,
 ) -> Work:
     from memfit.plan.space import Work
 
-    wanted, use, batches = asked
+    wanted, use, batches, usual = asked
     if not model.layers:
         raise InputError.one(
             f"a plan needs formulas, and `{model.family}` has none",
@@ -321,7 +334,8 @@ def work_of(
         )
     sequences = wanted.global_batch or -(-wanted.tokens_per_step // job.seq)
     if not sequences:
-        sequences = cluster.gpus * max(1, STEP // cluster.gpus)
+        each = max(usual, *batches, 0) if usual else max(1, STEP // cluster.gpus)
+        sequences = cluster.gpus * each
     named = strategies_of(use, cluster) if use.strip() else ()
     return Work(
         model=model,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings
-from memfit.defaults import assumed_for_methods
+from memfit.defaults import assumed_for_methods, without_ligers_loss
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import Cluster, find_gpu, parse_cluster
 from memfit.job import ATTENTIONS, Job, field_problems, from_text, job_from, unknown
@@ -67,6 +67,7 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         if not some
     ]
     usual = usual_options(named, methods, built, clusters, how.use)
+    named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
     raise_errors(problems)
     return Matrix(

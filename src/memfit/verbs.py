@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings, trace_fallback
-from memfit.defaults import assumed, implied_method
+from memfit.defaults import assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
@@ -148,6 +148,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         frozenset(name for name, _ in strategy.uses()),
         "bf16" if cluster is None else cluster.gpu.half,
     )
+    named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
     limit, (job, run) = job.seq, run_of(ask, job, strategy, subject, problems)
     problems += [one for one in later if one not in problems]
@@ -312,11 +313,7 @@ def script(
     module = path.removeprefix("-m ") if path.startswith("-m ") else ""
     if not module and not Path(path).is_file():
         problems.append(Problem(message=f"`{path}` is not a file", where="script"))
-    if run.ranks > 1 and cluster is not None and cluster.gpus == 1:
-        # One GPU was named: each rank has one like it, eight to a machine
-        each = 8 if run.ranks % 8 == 0 else run.ranks
-        cluster = dataclasses.replace(cluster, gpus_per_node=each, nodes=run.ranks // each)
-    if run.rank >= run.ranks:
+    if run.rank >= run.ranks > 1:
         message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
         problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
     if problems:
@@ -330,6 +327,8 @@ def script(
         "module": module,
         "rank": run.rank,
         "world": run.ranks,
+        "gpus": machine(cluster, run.ranks),
+        "launcher": run.launcher,
         "truth": run.assume == "true",
         "isolation": run.isolation,
         "network": run.network,
@@ -341,14 +340,15 @@ def script(
     found = simulate(
         script_model(path),
         job,
-        cluster,
-        of_ranks(run),
+        spread(cluster, int(facts["world"])),
+        of_ranks(int(facts["rank"]), int(facts["world"])),
         producer=lambda *_: told.tape,
         problems=told.notes,
         total=int(facts["parameters"]),
     )
     return dataclasses.replace(
         found,
+        strategy=dataclasses.replace(found.strategy, rank=int(facts["rank"])),
         script=Script(
             path=path,
             arguments=arguments,
@@ -366,12 +366,27 @@ def script(
     )
 
 
-def of_ranks(run: Run) -> Strategy:
+def machine(cluster: Cluster | None, ranks: int) -> int:
+    """GPUs of one machine: those that were named, or one for each rank, eight at most."""
+    if cluster is not None and cluster.gpus > 1:
+        return min(ranks, cluster.gpus_per_node) if ranks > 1 else cluster.gpus_per_node
+    return 8 if ranks % 8 == 0 else ranks
+
+
+def spread(cluster: Cluster | None, ranks: int) -> Cluster | None:
+    """Where one GPU was named, each rank has one like it."""
+    if cluster is None or cluster.gpus > 1 or ranks == 1:
+        return cluster
+    each = machine(None, ranks)
+    return dataclasses.replace(cluster, gpus_per_node=each, nodes=ranks // each)
+
+
+def of_ranks(rank: int, ranks: int) -> Strategy:
     """The group of all ranks, whose connections NCCL keeps memory for; how a script spreads its
     work over them is in its tape."""
-    if run.ranks == 1:
+    if ranks == 1:
         return ONE
-    return dataclasses.replace(strategy_from((f"ddp={run.ranks}",), None), rank=run.rank)
+    return dataclasses.replace(strategy_from((f"ddp={ranks}",), None), rank=rank)
 
 
 def launched(

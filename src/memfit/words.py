@@ -191,6 +191,9 @@ class Run:
         group="trace",
     )
     rank: int = option(0, "rank to trace", low=0, high=2**20, group="trace")
+    launcher: str = option(
+        "", "words that start a script, like `torchrun --nproc-per-node 8`", group="trace"
+    )
     assume: str = option(
         "false",
         "value of conditions that depend on data, like `loss < best`",

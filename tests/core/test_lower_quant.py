@@ -643,3 +643,24 @@ def test_octocoder(job: dict[str, Any], published: float) -> None:
     found = estimate(model, old).memory.allocated / 2**30
     assert found == pytest.approx(published, abs=8.2 / 1024)
     assert found <= published
+
+
+@pytest.mark.parametrize(
+    ("attention", "published"), [("eager", 37.668193340301514), ("sdpa", 32.617331981658936)]
+)
+def test_octocoder_with_a_long_prompt(attention: str, published: float) -> None:
+    """The same page's prompt of about 5,770 tokens (its number is not printed). nvFuser makes one
+    kernel of the scripted softmax, so that two tensors of scores are the peak, not five."""
+    model = build(from_catalog("bigcode/octocoder").config)
+    old = Job(
+        task="inference",
+        batch=1,
+        seq=5770,
+        new_tokens=60,
+        logits="all",
+        attention=attention,
+        precision="bf16",
+        versions="transformers=4.33,torch=2.0",
+    )
+    found = estimate(model, old).memory.allocated / 2**30
+    assert found == pytest.approx(published, rel=0.03)

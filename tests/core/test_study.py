@@ -194,7 +194,7 @@ def test_measured_figures_stand_beside() -> None:
 def test_reports(found: Study) -> None:
     text = report.text(found, {})
     assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith("several GPUs, 1 case\nfull fine-tuning fits with ")
+    assert text.startswith("several GPUs, 1 case\nFull fine-tuning fits with ")
     assert "This compares their cost, not what the model learns." in text.replace("\n", " ")
     told = report.data(found, {})
     assert json.loads(json.dumps(told))["panels"][0]["cells"][0]["method"] == "full"
@@ -241,7 +241,7 @@ def test_one_study_speaks_in_sentences_with_commands(capsys: pytest.CaptureFixtu
     words = ["qwen3-0.6b", "--gpu", "2xrtx-4090", "--method", "full,lora", "--seq", "512"]
     assert main(["study", *words, "--gradient-checkpointing", "--use", "ddp"]) == 0
     first, second, third = capsys.readouterr().out.splitlines()[:3]
-    assert first.startswith("full fine-tuning fits with ddp and checkpointing: ")
+    assert first.startswith("Full fine-tuning fits with ddp and checkpointing: ")
     second = second if second.startswith("  memfit") else third
     size = first.split(": ")[1].split(" ")[0]
     assert second.startswith("  memfit estimate Qwen/Qwen3-0.6B --method full --gpus 2xrtx-4090")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in ran
 REPLICAS = """
 from torch.nn.parallel import DistributedDataParallel
 
-model = DistributedDataParallel(model, device_ids=[0])
+model = DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
 """
 SHARDS = """
 from torch.distributed.fsdp import fully_shard
@@ -42,6 +43,7 @@ for _ in range(3):
     dist.all_reduce(loss.detach())
 dist.destroy_process_group()
 """
+RUN = "python -m torch.distributed.run"
 WEIGHTS = 16 * 512 * 512 * 4
 
 
@@ -73,24 +75,84 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "subject", "ranks", "own"),
+    ("words", "subject", "launcher", "own"),
     [
-        ("torchrun --nproc-per-node 8 train.py --lr 1", "train.py", "8", "--lr 1"),
-        ("torchrun --nnodes=2 --nproc_per_node=4 train.py", "train.py", "8", ""),
-        ("accelerate launch --num_processes 2 a/train.py x", "a/train.py", "2", "x"),
         (
-            "deepspeed --num_gpus=4 train.py --deepspeed x",
+            "torchrun --nproc-per-node 8 train.py --lr 1",
             "train.py",
-            "4",
-            "--deepspeed x",
+            "torchrun --nproc-per-node 8",
+            "--lr 1",
         ),
-        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py", "2", ""),
+        ("accelerate launch -m a.b x", "-m a.b", "accelerate launch", "x"),
+        (
+            "accelerate launch --config_file c.yaml a/train.py x",
+            "a/train.py",
+            "accelerate launch --config_file c.yaml",
+            "x",
+        ),
+        ("python -m torch.distributed.run train.py", "train.py", RUN, ""),
         ("python -m package.train --gpu 0", "-m package.train", "", "--gpu 0"),
         ("python train.py -m x", "train.py", "", "-m x"),
+        ("A=1 python train.py", "train.py", "A=1 python", ""),
     ],
 )
-def test_launchers(words: str, subject: str, ranks: str, own: str) -> None:
+def test_launchers(words: str, subject: str, launcher: str, own: str) -> None:
     told = split(["--gpu", "t4", "--", *words.split()], {"--gpu": True})
-    assert told.subject == subject
-    assert told.ours == ["--gpu", "t4", *(["--ranks", ranks] if ranks else [])]
-    assert told.arguments == own.split()
+    assert told == (subject, ["--gpu", "t4"], own.split(), launcher)
+
+
+JOINS = """
+import os, sys
+import torch, torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def work(rank, size, *_):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="12355")
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    torch.cuda.set_device(rank)
+    model = DDP(torch.nn.Linear(64, 64).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [None] * size
+    dist.all_gather_object(found, {"rank": rank})
+    dist.broadcast_object_list(found, src=0)
+    dist.barrier()
+    few = dist.new_group([rank, (rank + 1) % size], backend="gloo")
+    assert len(found) == dist.get_world_size() == size and dist.get_world_size(few) == 2
+    assert found[0] == {"rank": rank} and dist.get_backend() == "nccl"
+    for _ in range(3):
+        loss = model(torch.randn(4, 64, device=rank)).sum()
+        assert loss.device == torch.device("cuda", rank)
+        loss.backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+"""
+SPAWNS = "    mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())"
+FORKS = """    for rank in range(4):
+        process = mp.Process(target=work, args=(rank, 4))
+        process.start()
+        process.join()
+"""
+LAUNCHED = "    work(int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE']))"
+
+
+@pytest.mark.parametrize(
+    ("start", "given", "rank"),
+    [
+        (SPAWNS, {"ranks": 4, "rank": 3}, 3),
+        (SPAWNS, {"gpu": "4xa100-sxm-80gb"}, 0),
+        (FORKS, {"rank": 2}, 2),
+        (LAUNCHED, {"launcher": "torchrun --standalone --nproc_per_node 4"}, 0),
+        (LAUNCHED, {"launcher": "torchrun --nproc_per_node=gpu", "gpu": "4xa100-sxm-80gb"}, 0),
+        (LAUNCHED, {"launcher": "accelerate launch --multi_gpu --num_processes 4", "rank": 1}, 1),
+    ],
+)
+def test_every_way_to_start(tmp_path: Path, start: str, given: Any, rank: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(JOINS + start)
+    found = trace(script, **{"gpu": "a100-sxm-80gb", **given})
+    assert found.script is not None
+    assert found.script.steps == 3
+    assert (found.strategy.ranks, found.strategy.rank) == (4, rank)

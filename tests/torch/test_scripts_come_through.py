@@ -102,8 +102,8 @@ def test_modules_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_whose_words_are_whose() -> None:
     valued = {"--gpu": True, "--json": False}
     told = split(["--gpu", "t4", "train.py", "--gpu", "0", "--json", "--", "x"], valued)
-    assert told == ("train.py", ["--gpu", "t4"], ["--gpu", "0", "--json", "--", "x"])
+    assert told == ("train.py", ["--gpu", "t4"], ["--gpu", "0", "--json", "--", "x"], "")
     told = split(["--json", "-m", "package.train", "--gpu", "0"], valued)
-    assert told == ("-m package.train", ["--json"], ["--gpu", "0"])
+    assert told == ("-m package.train", ["--json"], ["--gpu", "0"], "")
     told = split(["gpt2", "--gpu", "t4"], valued)
-    assert told == ("gpt2", ["--gpu", "t4"], [])
+    assert told == ("gpt2", ["--gpu", "t4"], [], "")

@@ -111,7 +111,12 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
         return whole(walked(model, job, cluster, strategy, None))
     found = whole(walked(model, job, cluster, strategy, BOTH))
     flat = (
-        expanded(found.events, found.repeats, found.program.entries, model.prefix)
+        once(
+            (found.events,),
+            "flat",
+            lambda: expanded(found.events, found.repeats, found.program.entries, model.prefix),
+            lambda events: len(events or ()),
+        )
         if found.repeats
         else found.events
     )

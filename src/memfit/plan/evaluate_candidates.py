@@ -15,7 +15,8 @@ from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.bounds import under_way
-from memfit.plan.ledger import Ledger, Lost, Node
+from memfit.plan.ledger import Kind, Ledger, Lost, Node
+from memfit.plan.memory_lower_bounds import hosted
 from memfit.plan.reuse_estimates import Beyond, Passed, passed, sending
 from memfit.plan.space import turned
 
@@ -23,6 +24,7 @@ TIED: Annotated[
     float, setting("share of a step's time within which bounds do not tell two optimizers apart")
 ] = 0.002
 NEAR: Annotated[float, setting("share of the GPU from which a bound is near to full")] = 0.9
+PAIR: Annotated[int, setting("layouts: one, and the other that it bounds")] = 2
 ALIKE: Annotated[
     float,
     setting("share of a layout's kernel time that another of the same kernels reaches at least"),
@@ -31,7 +33,8 @@ ALIKE: Annotated[
 
 @dataclass(kw_only=True)
 class Asking:
-    """`quick`: asked for another's sake."""
+    """`quick`: asked for another's sake. `gaps`: of each kind, the largest share of its live bytes
+    that any needed once the allocator was replayed."""
 
     ledger: Ledger
     refused: dict[tuple[Job, int], str] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Asking:
     quick: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
     precise: dict[tuple[object, ...], Estimate | None] = field(default_factory=dict)
     failed: set[tuple[object, ...]] = field(default_factory=set)
+    gaps: dict[Kind, float] = field(default_factory=dict)
 
     def crowded(self, node: Node) -> bool:
         """Whether the first or the last stage of a pipeline holds too much for certain, with what
@@ -84,7 +88,11 @@ class Asking:
         if near == place:
             return node.seconds
         like = node._replace(strategy=near)
-        if self.passes_of(like) not in self.passed and (found := self.asked(like)) is not None:
+        if (
+            self.passes_of(like) not in self.passed
+            and self.tells(like)
+            and (found := self.asked(like)) is not None
+        ):
             self.quick[like.name] = found
         known, strategy = self.passed.get(self.passes_of(like)), self.ledger.space.strategies[place]
         if known is None:
@@ -99,6 +107,22 @@ class Asking:
         calling = self.ledger.calling(node.kernels, place, node.times)
         return max(
             node.seconds, max(known.kernels + self.ledger.taken_share * calling, calling) + stepping
+        )
+
+    def tells(self, node: Node) -> bool:
+        """Whether an answer for this layout pays where another one is looked at: several layouts
+        are bounded by it, or it may fit and be looked at itself."""
+        kept = self.ledger.static(node.kernels, node.strategy, node.optimizer)[1]
+        return self.ledger.closest.count(node.strategy) > PAIR or (
+            kept.always + kept.gradients <= self.ledger.most_live
+        )
+
+    def steps_alike(self, node: Node) -> bool:
+        """Whether all that the GPU does is known from another optimizer, because the host steps."""
+        return (
+            hosted(self.ledger.space.strategies[node.strategy])
+            and node.name not in self.quick
+            and self.passes_of(node) in self.passed
         )
 
     def plainer(self, node: Node) -> Node | None:
@@ -214,12 +238,9 @@ class Asking:
         """Bytes that it needs with the allocator replayed, where its live peak leaves little room:
         most of those do not fit, which one replay tells, and an answer takes several. None where
         there is room."""
-        ledger, known = self.ledger, self.passed.get(self.passes_of(node))
-        kept = ledger.static(node.kernels, node.strategy, node.optimizer)[1]
-        if (
-            known is None
-            or ledger.high * (known.held + kept.states) + ledger.outside < NEAR * ledger.usable
-        ):
+        ledger, live = self.ledger, self.live(node)
+        gap = self.gaps.get(ledger.kind(node.kernels, node.strategy), 1.0)
+        if live is None or gap * live < NEAR * ledger.usable:
             return None
         strategy, cluster = (
             turned(ledger.space.strategies[node.strategy], node.times),
@@ -233,6 +254,21 @@ class Asking:
             return None
         ledger.counted.replayed += found > ledger.usable
         return found
+
+    def live(self, node: Node) -> float | None:
+        """Bytes that its live peak makes of the GPU at the upper end of the band, as far as they
+        are known."""
+        ledger, known = self.ledger, self.passed.get(self.passes_of(node))
+        if known is None:
+            return None
+        kept = ledger.static(node.kernels, node.strategy, node.optimizer)[1]
+        return ledger.high * (known.held + kept.states) + ledger.outside
+
+    def learn(self, node: Node, needs: int) -> None:
+        """What it needs with the allocator replayed says what others of its kind will."""
+        kind, live = self.ledger.kind(node.kernels, node.strategy), self.live(node)
+        if live:
+            self.gaps[kind] = max(self.gaps.get(kind, 1.0), needs / live)
 
     def short(self, found: Estimate, lost: Lost) -> int:
         """By how much the band of the live peak alone is too large."""

@@ -188,7 +188,9 @@ class Serving:
             self.all()
 
     def all(self) -> None:
-        for way in self.ways:
+        ways = list(self.ways)
+        for number, way in enumerate(ways):
+            self.counted.share = number / len(ways)
             largest = 0
             for batch in self.batches(way):
                 if self.tried(way, batch):

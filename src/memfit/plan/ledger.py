@@ -76,7 +76,8 @@ class Counted:
     estimated: int = 0
     replayed: int = 0
     best: float | None = None
-    unit: str = "s a step"  # of the best
+    unit: str = "s per step"  # of the best
+    share: float = 0.0  # of the search that is done, as far as what is left is known
 
 
 @dataclass

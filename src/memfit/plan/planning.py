@@ -9,7 +9,7 @@ from typing import Annotated
 
 from memfit.constants import setting
 from memfit.estimate import Estimate, uncollected
-from memfit.hardware import Cluster
+from memfit.hardware import Cluster, usable
 from memfit.lazy_dataclass import dataclass
 from memfit.lower.walk_cache import remembering
 from memfit.plan.bounds import Bounds
@@ -27,6 +27,12 @@ MOST_GPUS: Annotated[
     int, setting("GPUs on which a plan is sought where none fits on those given, at most")
 ] = 4096
 EFFORT: Annotated[int, setting("estimates of such a search")] = 24
+CLOSE: Annotated[
+    float, setting("share of a step's time within which two rows are as fast as each other")
+] = 0.02
+SMALLER: Annotated[
+    float, setting("share of the GPU from which a row that is as fast counts as smaller")
+] = 0.05
 LEAN = ("checkpointing", "liger")  # options whose last value holds least
 
 
@@ -98,12 +104,18 @@ class Plan(Presented):
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Of the rows, those that none beats in time and memory both; on one machine money is time.
-        Of answers, in seconds and tokens a second."""
+        """Of the rows, those that none of the same method beats in time and memory both; on one
+        machine money is time. Of answers, in seconds and tokens a second."""
         if self.trade:
             best = [(row.estimate.job, row.kind) for row in self.trade]
             return tuple(row for row in self.rows if (row.estimate.job, row.kind) in best)
-        return tuple(row for row in self.rows if not any(beats(other, row) for other in self.rows))
+        return tuple(
+            row
+            for row in self.rows
+            if not any(
+                beats(other, row) for other in self.rows if other.kind.method == row.kind.method
+            )
+        )
 
 
 def beats(one: Row, other: Row) -> bool:
@@ -134,13 +146,75 @@ class Wish:
 
 
 def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
-    found = once(work, cluster, wish)
+    found = sparing(work, cluster, wish)
     if found.fits or found.interrupted or found.nearest is not None:
         return found
     parked = once(replace(work, parked=True), cluster, wish) if wish.policy == "fastest" else found
     if parked.fits or parked.interrupted:
         return replace(parked, counted=together(found.counted, parked.counted))
     return replace(found, reason=why(found), nearest=nearest(work, cluster, wish))
+
+
+def sparing(work: Work, cluster: Cluster, wish: Wish) -> Plan:
+    """With the values that are tried first, then with all, then with CPU offload: each only for the
+    methods that fit in no simpler way. A layout that is named is meant."""
+    without = work.offload and bool(work.strategies)
+    first = replace(work, offload=without, axes={**work.axes, **work.sparing})
+    steps = [first, replace(work, offload=without), work]
+    steps = [one for at, one in enumerate(steps) if one not in steps[:at]]
+    found: Plan | None = None
+    for one in steps if wish.policy == "fastest" else [work]:
+        shown = () if found is None else found.rows
+        methods = one.axes.get("method", (work.job.method,))
+        rest = tuple(name for name in methods if all(row.kind.method != name for row in shown))
+        if found is not None and (found.interrupted or not rest):
+            break
+        axes = {**one.axes, "method": rest}
+        asked = wish if one is steps[0] else replace(wish, each=1)
+        later = once(replace(one, axes=axes), cluster, asked)
+        found = later if found is None else merged(found, later)
+    assert found is not None
+    return distinct(replace(found, work=work))
+
+
+def merged(found: Plan, later: Plan) -> Plan:
+    """One search, and a later one for methods that it found nothing for."""
+    known = {(one.method, one.layout) for one in found.dropped}
+    rows = (*found.rows, *later.rows)
+    more = (one for one in later.dropped if (one.method, one.layout) not in known)
+    return replace(
+        later,
+        rows=tuple(sorted(rows, key=seconds)),
+        dropped=(*found.dropped, *more),
+        counted=together(found.counted, later.counted),
+        reason="" if rows else later.reason or found.reason,
+        nearest=None if rows else found.nearest or later.nearest,
+    )
+
+
+def seconds(row: Row) -> float:
+    return float("inf") if row.estimate.time is None else row.estimate.time.seconds
+
+
+def distinct(found: Plan) -> Plan:
+    """Rows grouped by method, the fastest first, each only where it is a choice: of those that are
+    as fast as one another, the one that gives up least stays, and smaller ones."""
+    rows: list[Row] = []
+    dropped: list[Dropped] = []
+    for method in dict.fromkeys(row.kind.method for row in found.rows):
+        left = [row for row in found.rows if row.kind.method == method]
+        while left:
+            near = [row for row in left if seconds(row) <= seconds(left[0]) * (1 + CLOSE)]
+            best = min(near or left[:1], key=lambda row: (len(row.gives_up), row.estimate.device))
+            rows.append(best)
+            limit = best.estimate.device - SMALLER * usable(found.cluster.gpu)
+            same = [row for row in near if row is not best and row.estimate.device > limit]
+            reason = f"no faster than {best.kind.layout}, and not much smaller"
+            dropped += [
+                Dropped(layout=row.kind.layout, method=method, refused=reason) for row in same
+            ]
+            left = [row for row in left if row is not best and row not in same]
+    return replace(found, rows=tuple(rows), dropped=(*found.dropped, *dropped))
 
 
 def together(one: Counted, other: Counted) -> Counted:

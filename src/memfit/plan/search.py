@@ -66,13 +66,17 @@ class Search:
                 heapq.heappush(
                     self.heap, Node(self.floor(job, like), KERNELS, (order, at), job, like)
                 )
+        methods, seen = len({job.method for job in self.space.kernels}), 0
         with uncollected():
             while self.heap and not 0 < self.enough <= len(self.taken):
-                node = heapq.heappop(self.heap)
+                node, seen = heapq.heappop(self.heap), seen + 1
                 if self.full(node.kernels.method):
                     continue
                 self.step(node)
                 if self.progress is not None:
+                    looked = seen / (seen + len(self.heap))
+                    taken = len(self.taken) / (self.each * methods)
+                    self.counted.share = max(self.counted.share, looked, taken)
                     self.progress(self.counted)
 
     def again(self, room: int) -> Search:
@@ -285,6 +289,9 @@ class Search:
         if seconds > node.seconds * (1 + 1e-9):
             heapq.heappush(self.heap, node._replace(seconds=seconds))
             return
+        if self.asking.steps_alike(node):
+            heapq.heappush(self.heap, node._replace(stage=TIMED))
+            return
         found = self.asking.asked(node)
         if found is not None and self.asking.short(found, lost) <= 0:
             seconds = found.time.seconds if found.time is not None else node.seconds
@@ -308,6 +315,10 @@ class Search:
             if found is None:
                 return
             needs = found.band.high
+            if found.time is not None and found.time.seconds > node.seconds * (1 + 1e-6):
+                heapq.heappush(self.heap, node._replace(seconds=found.time.seconds))
+                return
+        self.asking.learn(node, needs)
         if found is None or found.verdict != "fits" or needs > self.ledger.usable:
             lost.needs = min(needs, lost.needs or needs)
             if hosted(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from functools import cached_property
 from itertools import product
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -51,6 +52,9 @@ class Work:
     offload: bool = True
     without: tuple[str, ...] = ()  # layouts that are not looked at
     parked: bool = False  # whether checkpoints wait on the host
+    sparing: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values tried first
+    usual: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options of each method
+    assumed: Mapping[str, Any] = field(default_factory=dict)  # the trainer's, that nobody named
     serving: Asked | None = None  # then answers are made, and nothing is trained
 
     @property
@@ -90,8 +94,12 @@ class Space:
         names = [name for name in self.work.axes if name not in OUTER]
         found: dict[Job, None] = {}
         for values in product(*(self.values(name) for name in names)):
+            options = dict(zip(names, values, strict=True))
+            usual = self.work.usual.get(options.get("method", self.work.job.method), {})
+            if any(options.get(name, value) != value for name, value in usual.items()):
+                continue
             try:
-                found[self.work.job.replace(**dict(zip(names, values, strict=True)))] = None
+                found[self.work.job.replace(**options)] = None
             except InputError as bad:
                 self.refused.setdefault(bad.problems[0].message, bad.problems[0].hint)
         jobs = tuple(job for job in found if self.runs(job))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from string import ascii_letters
 from typing import Any
@@ -20,6 +19,15 @@ from memfit.report import markdown as md
 from memfit.report import serving
 from memfit.report.codec import to_dict
 from memfit.report.figures import gib, percent
+from memfit.report.plan_words import (
+    METHODS,
+    asking,
+    conclusions,
+    engine_words,
+    head,
+    setting,
+    wrapped,
+)
 from memfit.uses import uses
 
 SCHEMA = 1
@@ -33,15 +41,18 @@ def text(plan: Plan, width: int = WIDTH) -> str:
 
 
 def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
-    yield [line for one in head(plan) for line in wrapped(one, width)]
+    if plan.work.serving is not None:
+        yield [line for one in head(plan) for line in wrapped(one, width)]
+    elif plan.rows:
+        yield list(conclusions(plan, width))
+        yield list(setting(plan, width))
     if not plan.rows:
         yield wrapped(f"no plan fits: {plan.reason}", width)
-        yield losses(plan, width)
         if plan.nearest is not None:
-            close = nearest(plan.nearest)
-            yield wrapped(nearest_words(close), width)
-            yield table(close)
-            yield from (list(detail(close, 1, row, width)) for row in close.rows)
+            yield from nearest_blocks(nearest(plan.nearest), width)
+        if plan.work.serving is None:
+            yield list(setting(plan, width))
+        yield losses(plan, width)
         return
     yield table(plan)
     for number, row in enumerate(plan.rows, 1):
@@ -52,6 +63,15 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
         )
     yield frontier(plan, width)
     yield losses(plan, width)
+
+
+def nearest_blocks(close: Plan, width: int) -> Iterator[list[str]]:
+    if close.work.serving is None:
+        yield [*wrapped(nearest_words(close), width), *conclusions(close, width)]
+    else:
+        yield wrapped(nearest_words(close), width)
+    yield table(close)
+    yield from (list(detail(close, 1, row, width)) for row in close.rows)
 
 
 def wanted(plan: Plan) -> str:
@@ -100,26 +120,6 @@ def nearest_words(plan: Plan) -> str:
     return f"the nearest plan that fits, {wanted(plan)} on {plan.cluster.name}:"
 
 
-def head(plan: Plan) -> Iterator[str]:
-    work, counted = plan.work, plan.counted
-    if work.serving is not None:
-        yield f"{work.model.name} on {plan.cluster.name}, {serving.subject(plan)}"
-        yield serving.looked(plan) + (" so far (interrupted)" if plan.interrupted else "")
-        return
-    yield (
-        f"{work.model.name} on {plan.cluster.name}, {work.sequences} sequences of "
-        f"{work.job.seq} tokens per step"
-    )
-    yield (
-        (
-            f"{counted.size:,} candidates: {counted.estimated} estimated, "
-            f"{counted.replayed} with the allocator replayed, the others ruled out by "
-            f"bounds ({counted.walked} walks of one GPU's kernels)"
-        )
-        + (" so far (interrupted)" if plan.interrupted else "")
-    )
-
-
 COLUMNS = ("", "method", "layout", "s/step", "tokens/s", "GiB", "to", "$", "hours")
 
 
@@ -157,8 +157,8 @@ def table(plan: Plan) -> list[str]:
         ]
     told = (
         f"$ and hours: for {plan.tokens:,.0f} tokens; "
-        f"{plan.paid.origin.partition(',')[0]}. *: none is both faster and "
-        "smaller."
+        f"{plan.paid.origin.partition(',')[0]}. to: end of the likely range. *: no row of its "
+        "method is both faster and smaller."
     )
     return [*columns([COLUMNS, *rows], frozenset({0, 1, 2})), *wrapped(told, WIDTH)]
 
@@ -179,7 +179,13 @@ def columns(rows: Sequence[tuple[str, ...]], left: frozenset[int], title: str = 
 
 def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
     one = row.estimate
-    yield from wrapped(f"{number}  {flags(one, plan.work.job)}", width, "   ")
+    if row.pace is not None:
+        yield from wrapped(f"{number}  {flags(one, plan.work.job)}", width, "   ")
+    elif any(other.kind.method == row.kind.method for other in plan.rows[: number - 1]):
+        yield f"{number}  {asking(plan, row)}"
+    else:  # its command is among the conclusions
+        method = METHODS.get(row.kind.method, row.kind.method)
+        yield f"{number}  {method} {engine_words(row.kind.layout)}"
     yield from wrapped(f"   {binds(one)}", width, "   ")
     if row.pace is not None and (told_of := serving.binds(plan, row)):
         yield from wrapped(f"   {told_of}", width, "   ")
@@ -280,35 +286,37 @@ def losses(plan: Plan, width: int) -> list[str]:
         lines = [
             line for name, why in dropped for line in wrapped(f"{name}: {why}", width, "      ")
         ]
-        return ["not a candidate", *lines] if lines else []
-    best = next(
-        (row.estimate.time.seconds for row in plan.rows if row.estimate.time is not None), None
-    )
-    lines = [
-        line
-        for one in plan.dropped
-        for line in wrapped(
-            f"  {one.method} {one.layout}".rstrip() + f": {lost(one, best)}", width, "      "
-        )
-    ]
-    return ["not a candidate", *lines] if lines else []
+        return ["not chosen", *lines] if lines else []
+    best = {
+        row.kind.method: row.estimate.time.seconds
+        for row in reversed(plan.rows)
+        if row.estimate.time is not None
+    }
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in plan.dropped:
+        why, figure = lost(one, best.get(one.method))
+        found.setdefault((one.method, why), []).append(f"{one.layout}{figure}".strip())
+    lines = []
+    for (method, why), layouts in found.items():
+        rest = len(layouts) - SHOWN
+        said = ", ".join(layouts[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+        lines += wrapped(f"  {method} {why}: {said}".replace("   ", "  "), width, "      ")
+    return ["not chosen", *lines] if lines else []
 
 
-def lost(one: Dropped, best: float | None) -> str:
-    if one.seconds is not None and best is not None:
-        return (
-            f"at least {one.seconds:.3g} s per step, "
-            f"{100 * (one.seconds / best - 1):.0f} % slower than the first"
-        )
+SHOWN = 8  # layouts with the same reason
+
+
+def lost(one: Dropped, best: float | None) -> tuple[str, str]:
+    """Why a kind is not among the rows, and the figure of this one."""
+    if one.refused and (one.seconds is None or one.refused.startswith("no faster")):
+        return one.refused, ""
+    if one.seconds is not None and best is not None and one.seconds >= best:
+        more = one.seconds / best - 1
+        return "slower", f" (by {f'{100 * more:.0f}' if more >= 0.01 else '<1'} %)"
     if one.needs is not None:
-        return f"needs at least {gib(one.needs)} GiB per GPU"
-    return one.refused or "skipped: others are certainly faster"
-
-
-def wrapped(line: str, width: int, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ) or [""]
+        return "too large", f" (at least {gib(one.needs)} GiB)"
+    return "slower than the rows shown", ""
 
 
 def markdown(plan: Plan) -> str:

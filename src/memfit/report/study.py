@@ -17,7 +17,7 @@ from memfit.truth.published_cells import Beside
 LABEL, COLUMN = 20, 10
 SHORT = {"ZeRO-2 + offload": "2+offload", "ZeRO-3 + offload": "3+offload"}
 KERNELS = {"flash-attn-2": "flash"}
-METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+METHODS = {"full": "Full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 LEGEND = (
     "! does not fit, ~ may fit, * fastest of its method that fits, - not supported. GiB: device "
     "memory of the worst rank. Rows: method, gradient checkpointing (ckpt) or none, attention."

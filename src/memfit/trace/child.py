@@ -216,6 +216,8 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         truth=request["truth"],
         rank=request["rank"],
         world=request["world"],
+        gpus=request["gpus"],
+        launcher=request["launcher"],
         module=request["module"],
         seconds=request["seconds"],
         scratch="" if request["sandbox"].level == "namespaces" else request["scratch"],
@@ -252,6 +254,8 @@ def facts_of(follower: object) -> dict:  # type: ignore[type-arg]
     steps, host = follower.steps, follower.recorder.host_peak  # type: ignore[attr-defined]
     return {
         "steps": steps,
+        "rank": follower.ranks.rank,  # type: ignore[attr-defined]
+        "world": follower.ranks.size,  # type: ignore[attr-defined]
         "host": host,
         "parameters": total,
         "trainable": trainable,

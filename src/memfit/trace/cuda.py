@@ -24,6 +24,21 @@ class _Inside:
 INSIDE = _Inside
 
 
+class _Here:
+    """Which GPU of its machine the program's own is, and how many there are."""
+
+    index = 0
+    count = 1
+
+
+HERE = _Here
+
+
+def own() -> torch.device:
+    """The GPU of this process."""
+    return torch.device("cuda", HERE.index)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """The device whose kernels the trace stands for. `sms` and `capability` steer kernel choices;
@@ -64,8 +79,8 @@ class NoSuchDevice(RuntimeError):
 
 
 def only(device: torch.device) -> torch.device:
-    """There is one GPU, with index 0."""
-    if device.index:
+    """A process has one GPU of its machine; without an index it is that one."""
+    if device.index not in (None, HERE.index):
         raise NoSuchDevice(device.index)
     return device
 
@@ -78,12 +93,13 @@ TRUE_TO = torch._C.TensorBase.to
 @contextlib.contextmanager
 def pretended(device: Device) -> Iterator[None]:
     """Inside, tensors say that they are on `device`, and `torch.cuda` answers as that GPU would."""
-    here = torch.device(device.type, 0) if device.type == "cuda" else torch.device(device.type)
+    at = torch.device(device.type)
 
     def where(self: torch.Tensor) -> torch.device:
         true: torch.device = TRUE_DEVICE.__get__(self)
         if INSIDE.depth:
             return true
+        here = torch.device("cuda", HERE.index) if device.type == "cuda" else at
         if true.type == "meta":
             if not device.elsewhere:
                 return here
@@ -169,9 +185,8 @@ def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:
     if isinstance(value, (str, torch.device)):
         value = torch.device(value)
         if value.type == device.type == "cuda":
-            value = torch.device(
-                only(value).type, 0
-            )  # without an index torch asks the driver for it
+            only(value)
+            value = own()  # without an index torch asks the driver for it
         if value.type == tensor.device.type:
             return TRUE_DEVICE.__get__(tensor)
         if value.type == "cpu" and tensor.is_cuda:
@@ -200,8 +215,8 @@ def answers(device: Device) -> list[tuple[Any, str, Any]]:
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "device_count": lambda: HERE.count,
+        "current_device": lambda: HERE.index,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: device.capability,
         "get_device_name": lambda *_: device.name,
@@ -235,9 +250,9 @@ def accelerator() -> list[tuple[Any, str, Any]]:
     CUDA would ask the driver."""
     values = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: HERE.count,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: 0,
+        "current_device_index": lambda: HERE.index,
         "current_stream": lambda *_: Idle(),
         "synchronize": lambda *_: None,
     }

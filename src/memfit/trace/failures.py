@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from memfit.errors import Problem
-from memfit.trace.cuda import NoSuchDevice
+from memfit.trace.cuda import HERE, NoSuchDevice
 
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HUB = (
@@ -75,6 +75,11 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
 def no_such_device(bad: BaseException, script: str) -> Told:
     if not isinstance(bad, NoSuchDevice):
         return None
+    if bad.index < HERE.count:
+        return (
+            f"`{script}` uses `cuda:{bad.index}` in the process of `cuda:{HERE.index}`",
+            "a trace follows one process on one GPU",
+        )
     return (
         f"`{script}` uses `cuda:{bad.index}`, but a trace has one GPU, `cuda:0`",
         "a trace runs one process on one GPU",

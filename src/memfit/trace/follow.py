@@ -47,6 +47,7 @@ class Follower:
         self.paths: dict[int, str] = {}
         self.vocabularies: set[int] = set()
         self.parameters = (0, 0)  # values in all modules, and those that train
+        self.ranks: Any = None  # which process of how many the program is
 
     @property
     def steps(self) -> int:

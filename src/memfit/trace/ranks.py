@@ -207,7 +207,9 @@ def followed(recorder: Recorder, mesh: Any) -> Iterator[None]:
         recorder.groups[mesh.get_group(name).group_name] = name
     with (
         streams.followed(recorder),
-        cuda.patched([*storages(recorder), *aside(recorder), *stages.settled(recorder)]),
+        cuda.patched(
+            [*storages(recorder), *aside(recorder), *strides(), *stages.settled(recorder)]
+        ),
     ):
         yield
 
@@ -268,17 +270,6 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
     found += [*alike.answers(), *flat.answers()]
     found += recorder.answers()
-    true_empty = torch.empty
-
-    def empty(*size: Any, **given: Any) -> torch.Tensor:
-        if cuda.INSIDE.depth or str(given.get("device")) != "meta":
-            return true_empty(*size, **given)
-        # asked for its strides (transformers 5.23 distributed/tensor_parallel.py), never on the
-        # GPU
-        with _disable_current_modes():
-            return true_empty(*size, **given)
-
-    found.append((torch, "empty", empty))
     # DDP compares with the other ranks how many parameters there are: a few numbers, sent and read
     found.append(
         (
@@ -288,6 +279,22 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
         )
     )
     return found
+
+
+def strides() -> list[tuple[Any, str, Any]]:
+    """Tensors whose strides alone are asked for (transformers 5.23
+    distributed/tensor_parallel.py) never are on the GPU."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    true = torch.empty
+
+    def empty(*size: Any, **given: Any) -> torch.Tensor:
+        if cuda.INSIDE.depth or str(given.get("device")) != "meta":
+            return true(*size, **given)
+        with _disable_current_modes():
+            return true(*size, **given)
+
+    return [(torch, "empty", empty)]
 
 
 __all__ = ["coordinates", "followed", "group"]

@@ -184,7 +184,6 @@ def refusing(what: str, hint: str = "") -> Callable[..., Any]:
 def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
     """Ways out of what a dispatcher sees, closed; workers and compilers, left out."""
     true_loader = torch.utils.data.DataLoader.__init__
-    several = "a trace runs one process on one GPU"
 
     def compiled(model: Any = None, **given: Any) -> Any:
         if model is None:
@@ -209,7 +208,7 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
 
         return compare
 
-    found = [
+    return [
         *(
             (owner, name, equal(getattr(owner, name)))
             for owner in (torch, torch.Tensor)
@@ -220,20 +219,7 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
         (torch.utils.data.DataLoader, "__init__", loader),
         (torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__init__": refusing(GRAPH)})),
         (torch.cuda, "make_graphed_callables", refusing(GRAPH)),
-        (torch.multiprocessing, "spawn", refusing("the script starts several processes", several)),
     ]
-    if torch.distributed.is_available():
-        found.append(
-            (
-                torch.distributed,
-                "init_process_group",
-                refusing(
-                    "the script joins a process group",
-                    "`--ranks N` runs it as one process of N, or `memfit trace -- torchrun …`",
-                ),
-            )
-        )
-    return found
 
 
 def extensions(module: Any) -> list[tuple[Any, str, Any]]:

@@ -28,7 +28,7 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device, self.priority, self.cuda_stream, self.stream_id = (
-            torch.device("cuda", 0),
+            cuda.own(),
             priority,
             0,
             0,
@@ -91,14 +91,15 @@ def on(_: Any = None, **__: Any) -> Any:
 
 
 def index_of(device: Any = None) -> int:
-    """The index a program names, which must be that of the one GPU."""
+    """The index a program names, of a GPU that its machine has."""
     if device is None:
-        return 0
+        return cuda.HERE.index
     if not isinstance(device, int):
-        device = torch.device(device).index or 0
-    if device > 0:
+        device = torch.device(device).index
+        device = cuda.HERE.index if device is None else device
+    if device >= cuda.HERE.count:
         raise cuda.NoSuchDevice(device)
-    return 0
+    return int(device)
 
 
 class AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
@@ -149,7 +150,7 @@ def placed(value: Any) -> Any:
         return TRUE_KIND("cuda", value)
     if isinstance(value, (str, TRUE_KIND)):
         found = TRUE_KIND(value)
-        return TRUE_KIND("cuda", 0) if found.type == "cuda" and found.index is None else found
+        return cuda.own() if found.type == "cuda" and found.index is None else found
     return value
 
 
@@ -200,8 +201,8 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": Event,
-        "current_stream": lambda *_: STREAM,
-        "default_stream": lambda *_: STREAM,
+        "current_stream": lambda *_, **__: STREAM,
+        "default_stream": lambda *_, **__: STREAM,
         "set_stream": lambda *_: None,
         "get_rng_state_all": lambda: [state.clone()],
         "set_rng_state_all": lambda *_: None,
@@ -234,6 +235,8 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     ]
     found += [
         (torch, "Generator", generator_type()),
+        (torch, "Stream", Stream),
+        (torch, "Event", Event),
         (torch, "device", device_type()),
         *constructors(),
     ]
@@ -254,14 +257,15 @@ def accelerator(live: Live) -> list[tuple[Any, str, Any]]:
     values = {
         **live.answers(),
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: cuda.HERE.count,
+        "device_index": on,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
+        "current_device_index": lambda: cuda.HERE.index,
+        "current_device_idx": lambda: cuda.HERE.index,
         "set_device_index": lambda one: (index_of(one), None)[1],
         "set_device_idx": lambda one: (index_of(one), None)[1],
         "synchronize": lambda *_: None,
-        "current_stream": lambda *_: STREAM,
+        "current_stream": lambda *_, **__: STREAM,
         "set_stream": lambda *_: None,
         "get_memory_info": live.mem_get_info,
     }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import runpy
+import shlex
 import signal
 import sys
 import tempfile
@@ -28,6 +28,7 @@ from memfit.trace import (
     imports,
     kernels_of,
     launched_ranks,
+    launchers,
     launches,
     lines,
     pretrained,
@@ -60,6 +61,8 @@ class Request:
     truth: bool = False
     rank: int = 0
     world: int = 1
+    gpus: int = 1  # of the machine
+    launcher: str = ""  # the words before the script that start it
     module: str = ""  # run as `python -m`
     watch: Callable[[Watcher], None] = field(default=lambda _: None)
     leave: Callable[[Follower], None] = field(default=lambda _: None)
@@ -79,7 +82,7 @@ def follow(request: Request) -> Follower:
     learn(Watcher(device))
     kernels_of.install(device)
     assume.install()
-    recorder = (launched_ranks.RankWatcher if request.world > 1 else Watcher)(device)
+    recorder = launched_ranks.RankWatcher(device)
     recorder.truth = request.truth
     live = Live(recorder, Settings.parse(request.alloc_conf, where="job.alloc_conf"), device.memory)
     follower = Follower(recorder, request.steps, leave=lambda: request.leave(follower))
@@ -88,13 +91,17 @@ def follow(request: Request) -> Follower:
     if request.alloc_conf:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = request.alloc_conf
     with contextlib.ExitStack() as stack:
+        ranks = launched_ranks.Ranks(recorder, stack, request.rank)
+        follower.ranks = ranks
         prepare(stack, follower, live, request)
-        judged(follower, request, lambda: execute(script, request))
+        judged(follower, request, lambda: execute(script, request, ranks))
     return follower
 
 
 def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request: Request) -> None:
     """All that makes the program believe in its GPU, from the outside in."""
+    ranks = follower.ranks
+    cuda.HERE.count = request.gpus
     recorder, device = follower.recorder, request.device
     assert isinstance(recorder, Watcher)
     if request.scratch:  # else the operating system sees to it
@@ -102,7 +109,10 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     stack.enter_context(cuda.pretended(device))
     stack.enter_context(
         cuda.patched(
-            runtime.patches(device, live) + refuse.patches(recorder) + savers.patches(recorder)
+            runtime.patches(device, live)
+            + refuse.patches(recorder)
+            + savers.patches(recorder)
+            + ranks.patches()
         )
     )
     stack.enter_context(
@@ -111,11 +121,13 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     stack.enter_context(bnb.installed())
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
-    stack.enter_context(imports.changing({**changes(recorder), **launched.changes()}))
+    stack.enter_context(
+        imports.changing({**changes(recorder), **launched.changes(), **ranks.changes()})
+    )
     stack.enter_context(autocast.emulated())
     stack.enter_context(follower.following())
     if request.world > 1:
-        stack.enter_context(launched_ranks.followed(recorder, request.rank, request.world))
+        ranks.start(request.world, request.gpus)
     stack.enter_context(limited(request.seconds))
     stack.enter_context(recorder)
 
@@ -135,17 +147,17 @@ def changes(recorder: Watcher) -> dict[str, imports.Change]:
     }
 
 
-def execute(script: Path, request: Request) -> None:
-    """As `python script.py arguments` would, or `python -m module arguments`."""
-    sys.argv = [request.script, *request.arguments]
-    if request.module:
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
-        return
-    sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(
-        notebook(script) if script.suffix == ".ipynb" else request.script, run_name="__main__"
-    )
+def execute(script: Path, request: Request, ranks: launched_ranks.Ranks) -> None:
+    """As `python script.py arguments` would, or `python -m module arguments`, or a launcher."""
+    if request.launcher:
+        program = ["-m", request.module] if request.module else [request.script]
+        words = [*shlex.split(request.launcher), *program, *request.arguments]
+        launchers.run_words(words, ranks)
+    elif request.module:
+        launchers.run_module(request.module, request.arguments, request.script)
+    else:
+        path = notebook(script) if script.suffix == ".ipynb" else request.script
+        launchers.run_file(path, request.arguments, home=script)
 
 
 def notebook(path: Path) -> str:

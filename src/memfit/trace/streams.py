@@ -24,7 +24,7 @@ class Streams:
             def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
                 streams.count += 1
                 self.device, self.priority, self.stream_id = (
-                    torch.device("cuda", 0),
+                    cuda.own(),
                     priority,
                     streams.count,
                 )
@@ -90,7 +90,7 @@ class Streams:
         if stream != other:
             self.recorder.events.append(Sync(stream, other))
 
-    def current(self, *_: Any) -> Any:
+    def current(self, *_: Any, **__: Any) -> Any:
         if self.recorder.stream:
             found = self.kind()
             found.stream_id, self.count = self.recorder.stream, self.count - 1
@@ -98,7 +98,7 @@ class Streams:
         return self.default
 
     @contextlib.contextmanager
-    def on(self, stream: Any = None) -> Iterator[None]:
+    def on(self, stream: Any = None, **_: Any) -> Iterator[None]:
         """`torch.cuda.stream(s)`."""
         before = self.recorder.stream
         self.recorder.stream = before if stream is None else stream.stream_id
@@ -118,8 +118,10 @@ class Streams:
             (torch.cuda, "Event", self.event),
             (torch.cuda, "stream", self.on),
             (torch.cuda, "current_stream", self.current),
-            (torch.cuda, "default_stream", lambda *_: self.default),
+            (torch.cuda, "default_stream", lambda *_, **__: self.default),
             (torch.Tensor, "record_stream", used),
+            (torch, "Stream", self.kind),
+            (torch, "Event", self.event),
         ]
         if hasattr(torch, "accelerator"):
             found += [(torch.accelerator, "current_stream", self.current)]

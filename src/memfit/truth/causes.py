@@ -143,14 +143,6 @@ CAUSES = (
         "apart, loading holds both until they are tied; longer prompts are within 1 %",
     ),
     Cause(
-        source="huggingface/transformers",
-        model="octocoder",
-        why=(
-            "not explained yet: the softmax of a long prompt by eager attention is scripted "
-            "(torch.jit), and what its fuser keeps was not seen"
-        ),
-    ),
-    Cause(
         source="modelscope/ms-swift",
         why="in part: lengths vary from batch to batch (3234 tokens in the mean, cut at the "
         "cap), and what is reserved is what many lengths leave behind "

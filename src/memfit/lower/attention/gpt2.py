@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from memfit.formats import FP32
 from memfit.lower import ops, views
-from memfit.lower.attention.kernels import attend, mask_of, remembered
-from memfit.lower.attention.written import masked, scaled, softmax, weighed
+from memfit.lower.attention.kernels import Kernel, attend, mask_of, remembered
+from memfit.lower.attention.written import masked, scaled, scores, softmax, weighed
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -48,7 +48,29 @@ def gpt_bigcode(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Ten
             head,
         )
     k, v = remembered(k, v, module, bound, ctx)
-    return projected(attend(q, k, v, module, ctx), module, bound, ctx)
+    return projected(attend(q, k, v, module, ctx, scripted_softmax(ctx)), module, bound, ctx)
+
+
+# Which torch fuses a scripted function whole, reductions included: nvFuser was TorchScript's
+# default on CUDA from 1.12 (pytorch#77579) until NNC took over in 2.1 (pytorch#105185).
+NVFUSER = ((1, 12), (2, 1))
+SCRIPTED_UNTIL = (4, 54)  # modeling_gpt_bigcode.py has upcast_masked_softmax until then
+
+
+def scripted_softmax(ctx: Context) -> Kernel | None:
+    """Eager attention whose scale, mask, softmax and casts nvFuser makes one kernel of, where the
+    versions are such; None for all others. The first call of a process runs unfused, to be
+    profiled; a process that generates has had it with its first, short prompt."""
+    torch = ctx.job.version("torch")
+    if ctx.training or ctx.job.version("transformers") >= SCRIPTED_UNTIL:
+        return None
+    return fused if NVFUSER[0] <= torch < NVFUSER[1] else None
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Scores by `baddbmm`, which scales, and the softmax in their own dtype: what is in fp32 stays
+    in the kernel (transformers 4.33 modeling_gpt_bigcode.py GPTBigCodeAttention._attn)."""
+    return weighed(ops.softmax(ctx.r, scores(q, k, ctx), q.format), v, module, ctx)
 
 
 def thirds(

@@ -1,0 +1,89 @@
+"""Commands that start a script: what a launcher would start in many processes is run in this one,
+once."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memfit.errors import InputError
+from memfit.trace import cuda
+
+if TYPE_CHECKING:
+    from memfit.trace.launched_ranks import Ranks
+
+MODULES = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "accelerate-launch": "accelerate.commands.launch",
+}
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+PYTHON = re.compile(r"python[0-9.]*$")
+
+
+def run_words(words: Sequence[str], ranks: Ranks) -> None:
+    """As a shell would, where the words start a program in Python."""
+    rest = [str(one) for one in words]
+    while VARIABLE.match(rest[0]) or rest[0] == "env":
+        key, _, value = rest.pop(0).partition("=")
+        if value or key != "env":
+            os.environ[key] = value
+    name = Path(rest[0]).name
+    if name in MODULES:
+        return run_module(MODULES[name], rest[1:], name)
+    if name == "deepspeed":
+        return deepspeed(rest[1:], ranks)
+    if not PYTHON.match(name) and rest[0] != sys.executable:
+        raise InputError.one(
+            f"`{name}` is not a launcher that a trace knows", where="launcher", hint=KNOWN
+        )
+    rest = rest[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    if rest[:1] == ["-m"]:
+        return run_module(rest[1], rest[2:])
+    return run_file(rest[0], rest[1:])
+
+
+def deepspeed(words: Sequence[str], ranks: Ranks) -> None:
+    """DeepSpeed's launcher starts a process for every GPU that is named or there."""
+    from deepspeed.launcher import runner
+
+    given = runner.parse_args(list(words))
+    local = given.num_gpus if given.num_gpus > 0 else named(given.include) or cuda.HERE.count
+    ranks.start(local * max(1, given.num_nodes), local)
+    own = [f"--local_rank={ranks.rank % local}"]
+    if given.no_local_rank:
+        own = []
+    if given.module:
+        return run_module(given.user_script, [*own, *given.user_args])
+    return run_file(given.user_script, [*own, *given.user_args])
+
+
+def named(include: str) -> int:
+    """GPUs in `localhost:0,1`, DeepSpeed's `--include`."""
+    return len(include.partition(":")[2].split(",")) if ":" in include else 0
+
+
+def run_module(name: str, arguments: Sequence[str], called: str = "") -> None:
+    """As `python -m name arguments`."""
+    sys.argv = [called or name, *arguments]
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def run_file(path: str, arguments: Sequence[str], home: Path | None = None) -> None:
+    """As `python path arguments`; what it imports lies beside `home`, or beside itself."""
+    sys.argv = [path if home is None else str(home), *arguments]
+    sys.path.insert(0, str((Path(path) if home is None else home).resolve().parent))
+    runpy.run_path(path, run_name="__main__")
+
+
+KNOWN = "torchrun, accelerate launch, deepspeed, python"
+__all__ = ["run_file", "run_module", "run_words"]
