@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
+from memfit.model.heads import heads_of, usual_head
 
 ADAPTER_OPTIONS = ("rank", "alpha", "rslora", "targets", "dropout", "adapter_dtype")
 HALF = "{half}"  # in a row: bf16, or fp16 on GPUs without it
@@ -45,6 +46,7 @@ class Trainer:
     heads: frozenset[str]
     layouts: frozenset[str]
     rows: tuple[Row, ...]
+    framework: str = "trl"  # of `job.framework`
 
 
 # A model passed by name is loaded in fp32 (trl 1.16 trainer/utils.py create_model_from_path), as in
@@ -58,6 +60,12 @@ SFT = {
     "precision": f"{HALF}-autocast",
 }
 WHOLE = {"full": {"precision": f"autocast-{HALF}"}, "freeze": {"precision": f"autocast-{HALF}"}}
+# The tokenizers of BERT, RoBERTa and T5 cut there (transformers 5.23 documentation, guides to
+# text and token classification: `truncation=True`).
+TOKENS = 512
+ENCODERS = frozenset(
+    {"classification", "token-classification", "question-answering", "masked-lm", "seq2seq-lm"}
+)
 TRAINERS: Mapping[str, Trainer] = {
     "trl": Trainer(
         name="TRL",
@@ -85,7 +93,23 @@ TRAINERS: Mapping[str, Trainer] = {
                 cite="trl 0.15 trainer/sft_config.py; transformers 4.48 training_args.py",
             ),
         ),
-    )
+    ),
+    "trainer": Trainer(
+        name="transformers' Trainer",
+        library="transformers",
+        classes=(),
+        heads=ENCODERS,
+        layouts=frozenset({"ddp", "fsdp", "zero"}),
+        framework="transformers",
+        rows=(
+            Row(
+                since=(0, 0),
+                values={"batch": 8, "packing": False, "clip": 1.0, "precision": "fp32"},
+                cite="transformers 5.23 training_args.py per_device_train_batch_size, "
+                "max_grad_norm, bf16, fp16; data_collator.py DataCollatorWithPadding",
+            ),
+        ),
+    ),
 }
 OWN_HEAD = (1, 15)  # TRL from which its head is fused (trl 1.15 trainer/utils.py add_fused_lm_head)
 FUSED = (2, 8)  # torch from which `optim` is adamw_torch_fused (transformers 5.23 training_args.py)
@@ -96,22 +120,26 @@ def assumed(
 ) -> dict[str, Any]:
     """The options that nobody named, as the trainer has them: empty where no trainer is assumed.
     `config` is the model's, `half` the 16-bit format of the GPU."""
-    if str(values.get("task", "finetune")) != "finetune":
-        return {}
-    found: dict[str, Any] = {}
+    task = str(values.get("task", "finetune"))
+    found = of_encoder(values, config, task)
+    if task != "finetune":
+        return found
     method = implied_method(values)
     if method is not None:
         found["method"] = method.name
-        values = {**values, **found}
+        values = {**values, "method": method.name}
     name = values.get("framework")
     if name is None:
-        name = next(
-            (key for key, one in TRAINERS.items() if suits(one, values, config, layouts)), ""
+        heads = {"head": found.get("head", values.get("head", "auto"))}
+        suiting = (
+            one for one in TRAINERS.values() if suits(one, {**values, **heads}, config, layouts)
         )
-        found["framework"] = name
-    trainer = TRAINERS.get(str(name))
+        trainer = next(suiting, None)
+        found["framework"] = "" if trainer is None else trainer.framework
+    else:
+        trainer = TRAINERS.get(str(name))
     if trainer is None:
-        return {name: value for name, value in found.items() if name == "method"}
+        return {name: value for name, value in found.items() if name != "framework"}
     versions = known_versions(values)
     usual = usual_values(trainer, versions, str(values.get("method", Job.method)), half)
     return found | {option: value for option, value in usual.items() if option not in values}
@@ -161,6 +189,21 @@ def assumed_for_methods(
     }
 
 
+def of_encoder(values: Mapping[str, Any], config: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """The head and the length that a question about an encoder means; empty for other models."""
+    heads = heads_of(config)
+    if not heads:
+        return {}
+    found: dict[str, Any] = {}
+    if str(values.get("head", "auto")) == "auto":
+        found["head"] = usual_head(config, heads, task)
+    if "seq" not in values:
+        positions = config.get("max_position_embeddings")
+        known = positions if isinstance(positions, int) and 0 < positions < TOKENS else TOKENS
+        found["seq"] = known
+    return found
+
+
 def usual_values(trainer: Trainer, versions: Job, method: str, half: str) -> dict[str, Any]:
     """What a trainer of these versions does with each option for a method."""
     row = next(one for one in trainer.rows if versions.version(trainer.library) >= one.since)
@@ -185,7 +228,7 @@ def decisive(job: Job) -> frozenset[str]:
     """The options that a question has to name, at their defaults too, to mean this job."""
     if job.task != "finetune":
         return frozenset()
-    trainer = TRAINERS.get(job.framework)
+    trainer = TRAINERS.get(job.framework)  # the one that questions assume for language models
     rows = () if trainer is None else trainer.rows
     options = {name for row in rows for name in (*row.values, "optimizer")}
     return frozenset({"framework"} | options)
@@ -197,11 +240,12 @@ def suits(
     """Whether it trains this kind of model, with this head and these layouts."""
     architectures = config.get("architectures")
     named = architectures if isinstance(architectures, (list, tuple)) else ()
-    return (
-        layouts <= trainer.layouts
-        and str(values.get("head", "auto")) in trainer.heads
-        and config.get("is_encoder_decoder") is not True
-        and (not named or any(part in str(one) for one in named for part in trainer.classes))
+    if not (layouts <= trainer.layouts and str(values.get("head", "auto")) in trainer.heads):
+        return False
+    if not trainer.classes:
+        return bool(heads_of(config))
+    return config.get("is_encoder_decoder") is not True and (
+        not named or any(part in str(one) for one in named for part in trainer.classes)
     )
 
 

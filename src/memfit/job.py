@@ -131,6 +131,12 @@ class Job:
         ("model class by its task; `auto` follows the config's `architectures`"),
         choices=HEADS,
     )
+    labels: int = option(
+        0,
+        "labels of a classification head; 0 means the config's own number, or 2",
+        low=0,
+        high=2**20,
+    )
     target_seq: int = option(
         0,
         "decoder tokens of an encoder-decoder model in training; 0 means `--seq`",

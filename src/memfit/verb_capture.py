@@ -24,29 +24,33 @@ class Capture:
     @property
     def operations(self) -> dict[str, int]:
         """How many operations each graph has."""
-        return {name: len(graph["ops"]) for name, graph in self.data["graphs"].items()}
+        graphs = self.data["graphs"]
+        index = self.data.get("index", {name: name for name in graphs})
+        return {name: len(graphs[place]["ops"]) for name, place in index.items()}
 
 
 def capture(family: str) -> Capture:
     """Run the installed library's layers on fake tensors and write them as graphs."""
     from memfit.model.families import families
     from memfit.model.families._captured import ROWS, stored
+    from memfit.model.families._chains import CHAINS
 
     families()  # every family registers itself
-    if family not in ROWS:
-        close = nearest(family, ROWS, 1)
+    known_rows = sorted((*ROWS, *CHAINS))
+    if family not in known_rows:
+        close = nearest(family, known_rows, 1)
         message = f"no row says how a config of `{family[:60]}` becomes dimensions"
         known = f"did you mean `{close[0]}`? " if close else ""
-        raise InputError.one(
-            message, where="family", hint=f"{known}known: {', '.join(sorted(ROWS))}"
-        )
+        raise InputError.one(message, where="family", hint=f"{known}known: {', '.join(known_rows)}")
     try:
+        from memfit.trace.chain_files import chain_file
         from memfit.trace.graph_files import family_file
     except ModuleNotFoundError as bad:
         raise InputError.one(
             f"capturing needs `{bad.name}`", where="family", hint="pip install 'memfit[trace]'"
         ) from None
-    data = json.loads(json.dumps(family_file(ROWS[family])))
+    written = chain_file(CHAINS[family]) if family in CHAINS else family_file(ROWS[family])
+    data = json.loads(json.dumps(written))
     try:
         same = stored(family) == data
     except FileNotFoundError:

@@ -19,6 +19,7 @@ from memfit.defaults import assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
+from memfit.model.heads import with_head
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
@@ -151,6 +152,8 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
     limit, (job, run) = job.seq, run_of(ask, job, strategy, subject, problems)
+    if built is not None and built.graphs is not None:
+        built = with_head(built, job.head, job.labels)
     problems += [one for one in later if one not in problems]
     if built is not None and built.layers:
         wrong: list[Problem] = []

@@ -58,7 +58,7 @@ class Body:
         self.hooks: Hooks | None = None  # on what nodes save, around every micro-batch
 
     def path(self, entry: Entry) -> str:
-        return f"{self.model.prefix}.{entry.number}"
+        return self.model.path(entry.number)
 
     def load(self) -> None:
         """Weights in the order in which the model builds them."""
@@ -181,11 +181,17 @@ class Body:
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
             self.engine.made(ctx)
+        before = ""
         for entry, bound in zip(
             self.program.entries[chunk.first : chunk.last],
             self.layers[chunk.first : chunk.last],
             strict=True,
         ):
+            place = bound.prefix.rpartition(".")[0]
+            if before and place != before and self.programs.middle is not None:
+                r.mark(phase, "", step)
+                x = self.programs.middle(x, self.model, self.ends, ctx)
+            before = place
             if r.notes is not None:
                 x = r.notes.enter(r, x, entry)
             r.mark(phase, bound.prefix, step)

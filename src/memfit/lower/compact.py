@@ -198,7 +198,7 @@ def groups(program: Program) -> dict[str, tuple[Entry, int]]:
             number += 1
             found.update(
                 {
-                    f"{program.model.prefix}.{one.number}": (one, number)
+                    program.model.path(one.number): (one, number)
                     for one in program.entries[at : at + entry.period]
                 }
             )

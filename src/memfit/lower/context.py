@@ -60,6 +60,7 @@ class Context:
     shared: dict[str, Tensor] = field(
         default_factory=dict
     )  # what a captured start hands to every layer, by name
+    inputs: tuple[Tensor, ...] = ()  # all that the model is given
     distances: Tensor | None = None  # added to the scores of every layer
     casts: dict[str, dict[int, Tensor]] = field(
         default_factory=dict

@@ -244,7 +244,7 @@ def names(program: Program) -> Names:
         ("", one) for module in (*model.embed, *model.final, model.head) for one in module.linears()
     ]
     places += [
-        (f"{model.prefix}.{entry.number}", one)
+        (model.path(entry.number), one)
         for entry in program.entries
         for one in entry.layer.linears()
     ]
@@ -338,7 +338,7 @@ def known_as_parameters(body: Body, *, whole: bool = False) -> Weights:
 def unfolded(program: Program, items: Sequence[tuple[str, T]]) -> list[T]:
     """Items by the span that they came from, as often as they stand for: like layers that lie
     together are repeated together."""
-    times = {f"{program.model.prefix}.{entry.number}": entry.times for entry in program.entries}
+    times = {program.model.path(entry.number): entry.times for entry in program.entries}
     out: list[T] = []
     at = 0
     while at < len(items):

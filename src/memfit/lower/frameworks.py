@@ -49,7 +49,7 @@ def programs_of(program: Program) -> Programs:
         if one.applies(program):
             programs = import_module(one.module).overlay(programs, program)
     if own is None and program.model.graphs is not None:
-        programs = programs.replace(start=captured.start, layer=captured.layer)
+        programs = captured.programs(programs, program.model)
     if own is None and versions.alone(program):
         programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))
     return programs

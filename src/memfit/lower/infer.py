@@ -49,6 +49,8 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     body = Body(r, program)
     body.load()
     r.grad = False
+    if body.programs.batch is not None:
+        return body, *once(program, body)
     prompt = ops.integers(r, (Dim(job.batch, "B"), Dim(job.seq, "S")), "inputs")
     kind = versions.growing(program) if job.cache == "dynamic" or job.new_tokens == 0 else job.cache
     cache = (
@@ -81,6 +83,17 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
         )
         generated(program, body, given, said, cache, step)
     return body, cache, prompt, said
+
+
+def once(program: Program, body: Body) -> tuple[object, ...]:
+    """One forward pass of a model that generates nothing; its results are there when it ends."""
+    r, job = body.r, program.job
+    assert body.programs.batch is not None
+    inputs = body.programs.batch(r, program, Dim(job.batch, "B"), job.seq)
+    r.mark("prefill")
+    ctx = context(r, program, body.programs, (job.batch, job.seq), keys=job.seq, training=False)
+    ctx.inputs = inputs
+    return inputs, body.forward(inputs[0], ctx, 0), ctx.returned
 
 
 def spoken(r: Recorder, job: Job, prompt: Tensor) -> Said:

@@ -61,7 +61,7 @@ def packed_names(program: Program) -> Iterator[str]:
     model = program.model
     for index, layer in enumerate(model.layers):
         for linear in layer.linears():
-            path = f"{model.prefix}.{index}.{linear.name}"
+            path = f"{model.path(index)}.{linear.name}"
             if program.quantized(linear, path):
                 yield path
     for module in (*model.embed, *model.final, model.head):

@@ -11,7 +11,7 @@ from memfit.lower.matrix_layout import WHOLE, MatrixLayout
 from memfit.lower.packing import Packing
 from memfit.lower.recorder import Recorder
 from memfit.lower.sequence_layout import ALL_TOKENS, SequenceLayout
-from memfit.lower.tensors import Choices, Tensor
+from memfit.lower.tensors import Choices, Dim, Tensor
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -30,6 +30,8 @@ Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = (
     "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
 )
+Middle: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # between two lists
+Batch: TypeAlias = "Callable[[Recorder, Program, Dim, int], tuple[Tensor, ...]]"
 Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
 Generates: TypeAlias = "Callable[[Recorder, Program], tuple[object, ...]]"
 Experts: TypeAlias = (
@@ -74,6 +76,8 @@ class Programs:
     layer: Whole | None = None  # a layer's blocks together
     rotary: Rotary | None = None  # in place of the family's own
     start: Start | None = None
+    middle: Middle | None = None  # from the last layer of a list to the first of the next one
+    batch: Batch | None = None  # what a model that reads more than token ids is given
     buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,
     layer_buffers: Buffers | None = None  # and in each layer
     kernels: tuple[

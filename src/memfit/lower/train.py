@@ -200,6 +200,8 @@ def batch_of(r: Recorder, body: Body, batch: int, tokens: int) -> tuple[Tensor, 
     """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them
     until the next batch."""
     shape, sequences = (Dim(batch, "B"), Dim(tokens, "S")), body.programs.sequences
+    if body.programs.batch is not None:
+        return body.programs.batch(r, body.program, shape[0], tokens)
     own = sequences.batch(r, body.program, shape)
     if own is not None:
         return own
@@ -230,6 +232,7 @@ def forward_loss(
         cache=cache,
         engine=body.engine,
     )
+    ctx.inputs = inputs
     ctx.outputs, ctx.positions = (
         body.outputs,
         inputs[2] if ctx.shifted else ctx.matrices.positions(ctx),

@@ -473,6 +473,12 @@ class Model:
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     origin: str = ""
     graphs: Any = field(default=None, compare=False, repr=False)  # of captured pieces, by name
+    whole: tuple[str, ...] = ()  # modules that PEFT trains whole beside adapters
+    paths: tuple[str, ...] = ()  # of the layers, where they lie in several lists
+
+    def path(self, number: int) -> str:
+        """The path of a layer."""
+        return self.paths[number] if self.paths else f"{self.prefix}.{number}"
 
     def weights(self) -> Iterator[Weight]:
         """Every parameter once, named as transformers names it; a tied head is the embedding."""
@@ -486,7 +492,7 @@ class Model:
         for index, layer in enumerate(self.layers):
             for weight in layer.weights():
                 yield Weight(
-                    name=f"{self.prefix}.{index}.{weight.name}",
+                    name=f"{self.path(index)}.{weight.name}",
                     shape=weight.shape,
                     role=weight.role,
                     format=weight.format,

@@ -37,7 +37,7 @@ def apply(model: Model, fields: Fields) -> Model:
     layers = []
     for number, layer in enumerate(model.layers):
         names = frozenset(
-            name for name in products(layer) if skipped(f"{model.prefix}.{number}.{name}", skip)
+            name for name in products(layer) if skipped(f"{model.path(number)}.{name}", skip)
         )
         if (id(layer), names) not in known:
             known[id(layer), names] = converted(layer, format, names)

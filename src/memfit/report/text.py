@@ -49,7 +49,8 @@ QUESTIONS = {
     "cheapest_precision": "precision to go down to",
 }
 # The assumed options that decide most, in the order in which they are named.
-DECIDE = ("batch", "seq", "checkpointing", "precision", "packing", "optimizer")
+DECIDE = ("head", "batch", "seq", "checkpointing", "precision", "packing", "optimizer")
+OF_MODEL = {"head", "seq"}  # assumed for a model, whatever trains it
 MARGIN = 11
 LISTED = 3  # files
 COMMAND = "memfit estimate"
@@ -162,9 +163,11 @@ def subject(estimate: Estimate) -> Iterator[str]:
 def assumed_words(job: Job, options: Collection[str]) -> str:
     """Those of `options` that decide most, at the trainer's defaults, as the flags that change
     them."""
-    trainer = TRAINERS[job.framework]
-    version = ".".join(map(str, job.version(trainer.library)))
     words = [flag(name, getattr(job, name)) for name in ("framework", *DECIDE) if name in options]
+    if set(options) <= OF_MODEL:
+        return " ".join(words)
+    trainer = next(one for one in TRAINERS.values() if one.framework == job.framework)
+    version = ".".join(map(str, job.version(trainer.library)))
     return f"{trainer.name} {version} defaults: {' '.join(words)}"
 
 

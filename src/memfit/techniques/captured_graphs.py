@@ -19,7 +19,8 @@ def check(program: Program) -> Iterator[Problem]:
     graphs = program.model.graphs
     if graphs is None:
         return
-    for what, where in unanswered(program):
+    missing = of_chain(program) if program.model.paths else unanswered(program)
+    for what, where in missing:
         message = f"no captured graph of `{program.model.family}` {what}"
         yield Problem(message=message, where=where, hint=TRACE)
 
@@ -50,6 +51,21 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     if job.version("transformers") != captured:
         version = ".".join(map(str, job.version("transformers")))
         yield f"of transformers {version}", "job.versions"
+
+
+def of_chain(program: Program) -> Iterator[tuple[str, str]]:
+    """The same of encoders, whose graphs have masks, autocast and forward passes."""
+    job = program.job
+    for what, where in unanswered(program):
+        if where not in ("job.task", "job.precision", "job.packing"):
+            yield what, where
+    graphs = program.model.graphs
+    if job.head not in ("auto", graphs.head):
+        yield f"with a head of kind `{job.head}`", "job.head"
+    if not job.training and graphs.has("middle"):
+        yield "for generation", "job.task"
+    if job.images:
+        yield "with images", "job.images"
 
 
 def graphs_of(program: Program) -> Iterator[Graph]:

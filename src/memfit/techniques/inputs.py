@@ -6,16 +6,24 @@ from collections.abc import Iterator
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.model.heads import LABELLED
 from memfit.program import Program
 from memfit.techniques.base import TRACE, Technique
 
 
 def wanted(job: Job) -> bool:
-    return bool(job.images or job.target_seq) or job.head not in ("auto", "causal-lm")
+    return bool(job.images or job.target_seq or job.labels) or job.head not in ("auto", "causal-lm")
 
 
 def check(program: Program) -> Iterator[Problem]:
     job = program.job
+    if job.labels and head_of(program) not in LABELLED:
+        message = f"a head of kind `{head_of(program)}` has no labels to count"
+        yield Problem(
+            message=message, where="job.labels", hint="use `--head classification`, or remove it"
+        )
+    if program.model.paths:
+        return  # its graphs say which heads they have
     if job.images:
         yield Problem(message="not supported yet: images", where="job.images", hint=TRACE)
     if job.target_seq:
@@ -25,6 +33,13 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=f"not supported yet: a head of kind `{job.head}`", where="job.head", hint=TRACE
         )
+
+
+def head_of(program: Program) -> str:
+    """The head that runs."""
+    graphs, head = program.model.graphs, program.job.head
+    known: str = graphs.head if program.model.paths else "causal-lm" if head == "auto" else head
+    return known
 
 
 TECHNIQUE = Technique(

@@ -65,6 +65,9 @@ class Run:
     log: list[Call | int] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # block -> weight
     weights: list[Weight] = field(default_factory=list)
+    given: dict[int, str] = field(default_factory=dict)  # block -> argument of the model
+    inputs: dict[str, Ref] = field(default_factory=dict)  # in the order in which they were made
+    results: dict[str, Ref] = field(default_factory=dict)  # what the model returns
     dtype: str = "bfloat16"
     head: str = ""  # the module that makes logits
     head_block: int = -1
@@ -252,15 +255,32 @@ def forward_of(config: Mapping[str, Any], job: Job) -> Run:
             model.train()
             model.config.use_cache = False
             given = inputs.training(writer, model, job, plan, job.batch)
+            described_inputs(writer, given)
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             writer.writing = True
             outputs = model(**given)
             writer.writing = False
+            described_results(writer, outputs)
             del outputs
 
     program.run(config, job, program.Options(recorder=Writer, perform=perform))
     return held[0].run
+
+
+def described_inputs(writer: Writer, given: Mapping[str, Any]) -> None:
+    for name, tensor in given.items():
+        ref = writer.ref(tensor)
+        if ref is not None:
+            writer.run.given[ref.block] = name
+            writer.run.inputs[name] = ref
+
+
+def described_results(writer: Writer, outputs: Any) -> None:
+    for name, tensor in outputs.items():
+        ref = writer.ref(tensor) if isinstance(tensor, torch.Tensor) else None
+        if ref is not None:
+            writer.run.results[name] = ref
 
 
 def described_weights(writer: Writer, model: Any) -> None:

@@ -19,6 +19,7 @@ from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
 from memfit.model.families._captured import ALONE, Row, bounded, completed
+from memfit.model.families._chains import ChainRow
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
 from memfit.trace.loops import cut_down
@@ -115,7 +116,9 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]]) -> Setting:
         kinds=kinds,
         prefix=prefix,
         carried=carried,
-        graphs=samples.templated(graphs, cut, prefix, kinds, solver, dtype),
+        graphs=samples.templated(
+            graphs, cut, {name: piece_of(name, prefix, kinds) for name in graphs}, solver, dtype
+        ),
     )
 
 
@@ -330,7 +333,7 @@ def layer_number(name: str, prefix: str) -> int | None:
     return int(head) if head.isdigit() else None
 
 
-def assumed(row: Row, dims: Mapping[str, int]) -> dict[str, Any]:
+def assumed(row: Row | ChainRow, dims: Mapping[str, int]) -> dict[str, Any]:
     """Plain values of the captured configuration that the code may depend on, as the class's own
     defaults complete it."""
     from memfit.trace.program import configuration

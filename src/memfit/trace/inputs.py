@@ -41,7 +41,7 @@ class Plan:
 
 def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
     """Under a recorder of its own, because a vision tower is asked for the number of its tokens."""
-    fits(model, job)
+    fits(model, job, kind)
     if job.images and not sees(model):
         raise InputError.one(
             f"`{type(model).__name__}` does not support images",
@@ -78,7 +78,7 @@ def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
     return made
 
 
-def fits(model: Any, job: Job) -> None:
+def fits(model: Any, job: Job, kind: str) -> None:
     """A table of learned positions has a last row."""
     for name, module in model.named_modules():
         rows = getattr(module, "num_embeddings", None)
@@ -92,7 +92,8 @@ def fits(model: Any, job: Job) -> None:
         if decodes or (hearing(model) is not None):
             length = (job.target_seq if job.training else job.new_tokens) if decodes else 0
         else:
-            length = job.seq + (0 if job.training or paired(model) else job.new_tokens)
+            answers = not (job.training or paired(model) or kind in classes.SILENT)
+            length = job.seq + (job.new_tokens if answers else 0)
         if length > rows:
             message = f"{length} tokens exceed the {rows} positions of `{name}`"
             raise InputError.one(message, where="job.seq", hint=f"at most {rows}")

@@ -384,6 +384,8 @@ def made(
     """The class that transformers has for `config`, built on `device`."""
     wanted = configuration(config, layers)
     head, builder = classes.chosen(wanted, job.head)
+    if job.labels:
+        wanted.num_labels = job.labels
     if (
         head == "classification"
         and getattr(text := versions.text_config(wanted), "pad_token_id", None) is None

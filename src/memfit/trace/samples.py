@@ -17,7 +17,7 @@ from memfit.tape import Free
 from memfit.trace import autocast, cuda, kernels_of
 from memfit.trace.capture import Call, Like
 from memfit.trace.recorder import Block, Recorder
-from memfit.trace.segments import FINAL, START, Piece, Refused
+from memfit.trace.segments import Piece, Refused
 
 FLOATS = frozenset({"model", "float32", "float64", "bfloat16", "float16", "complex64"})
 SPECIAL = frozenset({"sum.dim_IntList", "index.Tensor"})  # have an operator for some cases only
@@ -28,22 +28,23 @@ RULED = ("partial_sums", "counters", "cublas", "contiguous_")
 def templated(
     graphs: dict[str, Graph],
     cut: Sequence[Mapping[str, Piece]],
-    prefix: str,
-    kinds: Sequence[str],
+    places: Mapping[str, str],
     solver: Solver,
     dtype: str,
+    passing: Mapping[str, frozenset[str]] | None = None,
 ) -> dict[str, Graph]:
     """The graphs with a template for every operation that has no operator of its own and may pass
-    a gradient on."""
+    a gradient on. `places`: the piece that each graph was written from; `passing`: the inputs
+    that a gradient goes to, where those are more than `x`."""
     found: dict[str, Graph] = {}
     known: dict[str, dict[str, Template]] = {}
     with sampling():
         for name, graph in graphs.items():
-            place = name if name in (START, FINAL) else f"{prefix}.{kinds.index(name)}"
-            calls = [run[place].calls for run in cut]
+            calls = [run[places[name]].calls for run in cut]
             ops = []
+            own = (passing or {}).get(name, ONLY_X)
             for number, op in enumerate(graph.ops):
-                masks = sorted(wanted(graph)[number])
+                masks = sorted(wanted(graph, own)[number])
                 if masks and (op.name not in OPERATORS or op.name in SPECIAL):
                     same = [one[number] for one in calls]
                     key = repr([(one.sample, masks) for one in same])
@@ -66,9 +67,10 @@ def sampling() -> Iterator[None]:
 
 SAMPLED: list[Any] = []
 _MASKS: dict[int, tuple[Graph, list[set[str]]]] = {}
+ONLY_X = frozenset({"x"})
 
 
-def wanted(graph: Graph) -> list[set[str]]:
+def wanted(graph: Graph, passing: frozenset[str] = ONLY_X) -> list[set[str]]:
     """For each operation, which operands need a gradient: of trained or frozen weights, with and
     without a gradient of the input. Adapters make results of linear layers need one always."""
     known = _MASKS.get(id(graph))
@@ -78,7 +80,7 @@ def wanted(graph: Graph) -> list[set[str]]:
     found: list[set[str]] = [set() for _ in graph.ops]
     for weights in (True, False):
         for given in (True, False):
-            needs = {graph.inputs["x"]: given} if "x" in graph.inputs else {}
+            needs = {one: given for name, one in graph.inputs.items() if name in passing}
             for number, op in enumerate(graph.ops):
                 mask = [
                     weights and not is_buffer(one)

@@ -41,6 +41,7 @@ class Piece:
     values: list[Made] = field(default_factory=list)
     given: dict[str, int] = field(default_factory=dict)  # from outside, by name
     left: dict[str, int] = field(default_factory=dict)  # to the outside, by name
+    unread: set[str] = field(default_factory=set)  # of `given`, those that are only let go here
 
 
 def pieces(run: Run, head: str) -> dict[str, Piece]:
@@ -80,8 +81,9 @@ class Builder:
     """Numbers values, follows storages through views and in-place writes, and knows which segment
     made each."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, ends: frozenset[str] = frozenset()) -> None:
         self.run = run
+        self.ends = ends  # segments that say when they let go what others made
         self.done: dict[str, Piece] = {}
         self.order: list[str] = []
         self.latest: dict[tuple[Any, ...], tuple[str, int]] = {}  # a tensor -> (segment, value)
@@ -134,7 +136,7 @@ class Builder:
         """A tensor made before the forward pass began: one of the model's inputs."""
         made = Made(id=len(piece.values), ref=ref)
         piece.values.append(made)
-        piece.given[f"input:{len(piece.given)}"] = made.id
+        piece.given[f"input:{self.run.given.get(ref.block, len(piece.given))}"] = made.id
         self.root[ref.block] = (piece.name, made.id)
         self.latest[key(ref)] = (piece.name, made.id)
         return made.id
@@ -143,6 +145,7 @@ class Builder:
         """A value of another segment becomes an input of this one."""
         known = self.outside.get((piece.name, *place))
         if known is not None:
+            piece.unread.discard(f"{place[0]}:{place[1]}")
             return known
         source = self.done[place[0]].values[place[1]]
         made = Made(id=len(piece.values), ref=source.ref)
@@ -176,7 +179,17 @@ class Builder:
         value.gone = self.now
         if place[0] == self.now:
             value.until = len(piece.calls)
+        elif self.now in self.ends:
+            self.let_go(place, value)
         self.latest = {known: at for known, at in self.latest.items() if known[0] != block}
+
+    def let_go(self, place: tuple[str, int], value: Made) -> None:
+        """This segment holds the last reference to what another one made."""
+        piece = self.piece(self.now)
+        if (piece.name, *place) not in self.outside:
+            piece.unread.add(f"{place[0]}:{place[1]}")
+        own = piece.values[self.bring(place, value.ref, piece)]
+        own.until = len(piece.calls)
 
     def finished(self) -> dict[str, Piece]:
         return {name: self.done[name] for name in self.order}

@@ -36,7 +36,7 @@ def apply(program: Program) -> Program:
         parameters=parameters,
         everywhere=job.targets == "all-linear" and not parameters,
         excluded=left_out(program),
-        saved=names(job.modules_to_save),
+        saved=(*names(job.modules_to_save), *program.model.whole),
         scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
     )
     return program.replace(adapter=adapter, trained=())

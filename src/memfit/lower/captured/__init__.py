@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memfit.lower.captured import chain
 from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Captured, Layer, Model
@@ -12,6 +13,14 @@ from memfit.model.modules import Captured, Layer, Model
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
+    from memfit.lower.programs import Programs
+
+
+def programs(own: Programs, model: Model) -> Programs:
+    """With the captured graphs of this model in place of its pieces."""
+    if model.paths:
+        return chain.programs(own)
+    return own.replace(start=start, layer=layer)
 
 
 def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
@@ -40,9 +49,11 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 
 
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
-    """From the last layer to the head."""
+    """From the last layer to the head; of encoders to the loss."""
+    if ctx.program.model.paths:
+        return chain.final(x, piece, bound, ctx)
     run = evaluated("final", ctx.program.model, ctx)
     return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
 
 
-__all__ = ["final", "layer", "start"]
+__all__ = ["final", "layer", "programs", "start"]

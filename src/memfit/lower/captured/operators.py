@@ -352,7 +352,7 @@ def attention(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tens
         v=v,
         mask=rest[0] if rest else None,
         causal=attrs["causal"],
-        dropout=frame.ctx.dropout(attrs["p"]),
+        dropout=frame.rate(attrs["p"]),
         groups=attrs["gqa"],
     )
     return (sdpa(call, frame.ctx),)

@@ -4,7 +4,7 @@ dimensions, then every layer of the kind runs the same steps."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.formats import FORMATS, Format
@@ -41,6 +41,7 @@ class Step:
     drops: tuple[int, ...]
     like: int | None  # the value whose format a cast goes back to
     dims: Dims
+    releases: tuple[str, ...] = ()  # inputs that nothing refers to once it has run
 
 
 Run: TypeAlias = "Callable[[Step, list[Tensor | None], Frame], tuple[Tensor, ...]]"
@@ -71,6 +72,11 @@ class Frame:
             return self.replaced[name]
         return self.bound.tensors.get(name)
 
+    def rate(self, given: float | str) -> float:
+        """The rate of a dropout, which a graph may have by the name of its config's field."""
+        rates = self.ctx.program.model.graphs.rates if isinstance(given, str) else {}
+        return self.ctx.dropout(rates[given] if isinstance(given, str) else given)
+
     def format(self, name: str) -> Format:
         return FORMATS[self.ctx.program.weights if name == "model" else name]
 
@@ -81,6 +87,7 @@ class Evaluation:
     def __init__(self, graph: Graph, dims: Dims) -> None:
         graph = unrolled(graph, dims)
         self.graph, self.dims = graph, dims
+        self.shorter: dict[str, Evaluation] = {}
         values = {one.id: one for one in graph.values}
         self.specs = {
             one.id: Spec(
@@ -105,6 +112,12 @@ class Evaluation:
             last = values[root_id].until
             if last is not None and root_id not in given:
                 until.setdefault(last, []).extend(members)
+        letting_go: dict[int, list[str]] = {}
+        for name, number in graph.inputs.items():
+            moment = values[number].until
+            if moment is not None:
+                letting_go.setdefault(moment, []).append(name)
+        self.unread = tuple(letting_go.get(0, ()))  # of no use to this graph
         wide = upcasts(graph)
         self.steps = tuple(
             Step(
@@ -113,9 +126,17 @@ class Evaluation:
                 drops=tuple(until.get(number + 1, ())),
                 like=wide.get(number),
                 dims=dims,
+                releases=tuple(letting_go.get(number + 1, ())),
             )
             for number, op in enumerate(graph.ops)
         )
+
+    def without(self, name: str) -> Evaluation:
+        """The same without one result, and without the operations that nothing else needs."""
+        if name not in self.shorter:
+            outputs = {key: one for key, one in self.graph.outputs.items() if key != name}
+            self.shorter[name] = Evaluation(needed(self.graph, outputs), self.dims)
+        return self.shorter[name]
 
     def run(
         self,
@@ -123,12 +144,19 @@ class Evaluation:
         ctx: Context,
         bound: Bound,
         linears: Mapping[str, Linear],
+        owner: dict[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The values that leave the graph, by name."""
+        """The values that leave the graph, by name. `owner` loses what the graph lets go."""
+        from memfit.lower.captured import encoder_operators  # noqa: F401 - they register themselves
         from memfit.lower.captured.operators import OPERATORS, other
 
+        if owner is not None:
+            for name in self.unread:
+                owner.pop(name, None)
         env: dict[int, Tensor] = {
-            number: given[name] for name, number in self.graph.inputs.items() if name in given
+            number: given[name]
+            for name, number in self.graph.inputs.items()
+            if name in given and name not in self.unread
         }
         frame = Frame(ctx=ctx, bound=bound, linears=linears, env=env)
         r = ctx.r
@@ -161,7 +189,20 @@ class Evaluation:
                 del tensor
             for number in step.drops:
                 env.pop(number, None)
+            if step.releases and owner is not None:
+                for name in step.releases:
+                    env.pop(self.graph.inputs[name], None)
+                    owner.pop(name, None)
         return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
+
+
+def needed(graph: Graph, outputs: Mapping[str, int]) -> Graph:
+    """The operations at the end that these results do not need are left out."""
+    wanted = set(outputs.values())
+    count = len(graph.ops)
+    while count and not wanted & set(graph.ops[count - 1].outputs):
+        count -= 1
+    return replace(graph, ops=graph.ops[:count], outputs=dict(outputs))
 
 
 def upcasts(graph: Graph) -> dict[int, int]:

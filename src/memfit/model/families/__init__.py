@@ -24,7 +24,8 @@ Build = Callable[[Fields], Model]
 class Family:
     """`example` is a small config of every kind the family knows, used by the conformance tests.
     `brought`: whose code came with its checkpoints, and is not transformers'. `graphs`: it runs by
-    captured graphs, which answer fewer jobs."""
+    captured graphs, which answer fewer jobs. `heads`: those of `job.head` that an encoder has, the
+    usual one for training first."""
 
     name: str
     model_types: tuple[str, ...]
@@ -32,6 +33,7 @@ class Family:
     examples: tuple[Mapping[str, Any], ...]
     brought: bool = False
     graphs: bool = False
+    heads: tuple[str, ...] = ()
 
 
 _FAMILIES: dict[str, Family] = {}
@@ -42,6 +44,7 @@ def family(
     examples: tuple[Mapping[str, Any], ...],
     brought: bool = False,
     graphs: bool = False,
+    heads: tuple[str, ...] = (),
 ) -> Callable[[Build], Build]:
     """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
 
@@ -53,6 +56,7 @@ def family(
             examples=examples,
             brought=brought,
             graphs=graphs,
+            heads=heads,
         )
         for model_type in model_types:
             if model_type in _FAMILIES:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
@@ -25,6 +25,9 @@ from memfit.model.modules import (
     Role,
     Weight,
 )
+
+if TYPE_CHECKING:
+    from memfit.model.families._chains import ChainRow
 
 Dims = dict[str, int]
 TRACE = "`--by trace` runs the real code instead (extra `trace`)"
@@ -179,7 +182,9 @@ def start_of(parts: tuple[Module, ...]) -> tuple[Module, ...]:
     return parts[0], Captured(name="", graph="start", parts=parts[1:])
 
 
-def unlike(row: Row, fields: Fields, data: Mapping[str, Any], dims: Mapping[str, int]) -> None:
+def unlike(
+    row: Row | ChainRow, fields: Fields, data: Mapping[str, Any], dims: Mapping[str, int]
+) -> None:
     """A config that says otherwise than the captured ones, where the code may depend on it."""
     for key in HEADS:
         if dims.get(key, EIGHT) % EIGHT and not fields.problems:

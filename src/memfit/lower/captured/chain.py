@@ -1,0 +1,119 @@
+"""Encoders, and encoders with a decoder, by captured graphs: what the model is given, the pieces in
+their order, and the loss, which is part of the last graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memfit.formats import FORMATS
+from memfit.graph import evaluated as size_of
+from memfit.lower.captured.run import Evaluation, evaluation
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Dim, Tensor
+from memfit.model.modules import Captured, Layer, Model
+from memfit.program import Program
+
+if TYPE_CHECKING:
+    from memfit.lower.bound import Bound
+    from memfit.lower.context import Context
+    from memfit.lower.programs import Programs
+
+LABELS = ("labels", "start_positions", "end_positions")
+
+
+def programs(own: Programs) -> Programs:
+    """With the pieces of a chain in place of a language model's."""
+    losses = {**own.losses, "plain": loss}
+    return own.replace(start=start, middle=middle, layer=layer, batch=batch, losses=losses)
+
+
+def batch(r: Recorder, program: Program, size: Dim, tokens: int) -> tuple[Tensor, ...]:
+    """What the model is given: the loop's variable holds it until the next batch. Without labels
+    where nothing is trained or evaluated."""
+    graphs, job = program.model.graphs, program.job
+    dims = graphs.whole(int(size), int(tokens), job.target_seq)
+    found = []
+    for name, shape, format in graphs.inputs(masked(program)):
+        if job.training or name not in LABELS:
+            sizes = tuple(size_of(one, dims) for one in shape)
+            kind = FORMATS[program.weights if format == "model" else format]
+            found.append(r.tensor(sizes, kind, "inputs", "inputs"))
+    return tuple(found)
+
+
+def masked(program: Program) -> bool:
+    """Whether the model is given a mask of padding: by the loop that trains."""
+    return program.job.training and not program.job.packing
+
+
+def named(ctx: Context) -> dict[str, Tensor]:
+    """The model's inputs by the names of its arguments."""
+    rows = ctx.program.model.graphs.inputs(masked(ctx.program))
+    names = [name for name, _, _ in rows if ctx.job.training or name not in LABELS]
+    return dict(zip(names, ctx.inputs, strict=True))
+
+
+def of_piece(name: str, ctx: Context) -> Evaluation:
+    graphs, rows = ctx.program.model.graphs, int(ctx.batch)
+    dims = graphs.whole(rows, int(ctx.tokens), ctx.job.target_seq)
+    return evaluation(graphs.of(name, rows, masked(ctx.program)), dims)
+
+
+def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """From the inputs to the first layer's input; what others read is left in the context."""
+    ctx.r.shared.update(model.graphs.shared)
+    module = next(one for one in model.embed if isinstance(one, Captured))
+    return passed("start", ids, module, bound, ctx)
+
+
+def middle(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """From the encoder's last layer to the decoder's first."""
+    module = next(one for one in model.final if isinstance(one, Captured))
+    return passed("middle", x, module, bound, ctx)
+
+
+def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+    piece = layer.captured
+    assert piece is not None
+    return passed(piece.graph, x, piece, bound, ctx)
+
+
+def passed(name: str, x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
+    """One piece: its `x`, and what it makes for others, in the context."""
+    found = run_piece(of_piece(name, ctx), x, piece, bound, ctx)
+    out = found.pop("x")
+    ctx.shared |= found
+    return out
+
+
+def run_piece(
+    run: Evaluation, x: Tensor, piece: Captured, bound: Bound, ctx: Context
+) -> dict[str, Tensor]:
+    """A graph on its `x`, the model's inputs and what other pieces left in the context, of which it
+    may let go."""
+    inputs, shared = named(ctx), ctx.shared
+    given = {"x": x, **shared, **inputs}
+    names = tuple(shared)
+    shared.clear()
+    found = run.run(given, ctx, bound, piece.by_name, given)
+    ctx.shared = {name: given[name] for name in names if name in given}
+    return found
+
+
+def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
+    """From the last layer to the loss, or to the first result where there are no labels. The model
+    returns its results to a caller that lets go of them."""
+    run = of_piece("final", ctx)
+    labelled = ctx.job.training
+    found = run_piece(run if labelled else run.without("loss"), x, piece, bound, ctx)
+    names = [one for one in ctx.program.model.graphs.returned if one in found]
+    ctx.returned += [found[name] for name in names]
+    return found["loss"] if labelled else found[names[0]]
+
+
+def loss(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """The graph ends in it."""
+    return hidden
+
+
+__all__ = ["programs"]

@@ -1,0 +1,47 @@
+"""Operations of encoders and decoders in the small torch: norms, dropout and losses, as autocast
+has them, too."""
+
+from __future__ import annotations
+
+from memfit.formats import BOOL, FP32
+from memfit.lower import norms, ops
+from memfit.lower.captured.operators import operator, tensors
+from memfit.lower.captured.run import Frame, Step
+from memfit.lower.tensors import Tensor
+
+
+@operator("native_layer_norm")
+def layer_norm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Autocast runs it in fp32, casting what is not (ATen/autocast_mode.h fp32)."""
+    x, *weights = args[0], *args[1:]
+    assert x is not None
+    r, ctx = frame.ctx.r, frame.ctx
+    if ctx.autocast is not None:
+        x = ops.cast(r, x, FP32)
+        weights = [None if one is None else ops.cast(r, one, FP32) for one in weights]
+    weight, bias = (*weights, None, None)[:2]
+    out = norms.on_device(x, weight, bias, ctx)
+    return (out, *(Tensor(spec.shape, FP32, None) for spec in step.outs[1:]))
+
+
+@operator("native_dropout")
+def dropout(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    x = tensors(args)[0]
+    out = ops.dropout(frame.ctx.r, x, frame.rate(step.op.attrs["p"]))
+    return out, Tensor(x.shape, BOOL, None)
+
+
+@operator("_log_softmax")
+def log_softmax(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    return (ops.log_softmax(frame.ctx.r, tensors(args)[0]),)
+
+
+@operator("nll_loss_forward")
+def nll_loss(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Autocast casts the log-probabilities for it, and not for what made them."""
+    logs, labels = tensors(args)[:2]
+    read = FP32 if frame.ctx.autocast is not None else None
+    return ops.nll_loss(frame.ctx.r, logs, labels, read), Tensor((), FP32, None)
+
+
+__all__ = ["dropout", "layer_norm"]

@@ -1,0 +1,226 @@
+"""Families of encoders, and of encoders with a decoder, that run by captured graphs: a row says how
+a config becomes dimensions and kinds of layers; the heads come from the graphs' file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.graph import Graph, evaluated, graph_of
+from memfit.model.config import Fields
+from memfit.model.families import family
+from memfit.model.families._captured import (
+    TRACE,
+    Dims,
+    completed,
+    modules,
+    stored,
+    unlike,
+    weight_of,
+)
+from memfit.model.heads import named_head
+from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
+
+# What PEFT trains whole in a classifier of sequences (peft 0.21 peft_model.py
+# PeftModelForSequenceClassification).
+CLASSIFIERS = ("classifier", "score")
+BATCH = ((3, 88, 40, 5), (7, 104, 72, 9), (11, 152, 56, 13))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRow:
+    """One family: `heads` are those of `job.head` that it has, the usual one first; `rates` are the
+    config's fields of dropout with the class's defaults, or with the field that stands for an
+    absent one; `sizes` are batch, sequence length, decoder length and labels of the
+    captured runs. `pairs`: a decoder follows the encoder."""
+
+    name: str
+    dims: Callable[[Fields], Dims]
+    kinds: Callable[[Fields], Sequence[str]]
+    examples: tuple[Mapping[str, Any], ...]
+    heads: tuple[str, ...]
+    rates: Mapping[str, float | str]
+    sizes: tuple[tuple[int, int, int, int], ...] = BATCH
+    pairs: bool = False
+    silent: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    positions: str = "max_position_embeddings"
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
+    derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainGraphs:
+    """The graphs of one model and head with the model's dimensions and dropout rates."""
+
+    row: ChainRow
+    head: str
+    data: Mapping[str, Any]
+    dims: Mapping[str, int]
+    rates: Mapping[str, float]
+
+    @property
+    def origin(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.data["origin"]
+        return found
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """What the model returns beside the loss."""
+        return tuple(self.data["heads"][self.head]["returned"])
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Weights that several operations read."""
+        return tuple(self.data["heads"][self.head]["shared"])
+
+    @property
+    def graphs(self) -> Mapping[str, Graph]:
+        """All graphs of this head."""
+        return {
+            key: graphs_of(self.row.name)[number]
+            for key, number in self.data["index"].items()
+            if key.split("/")[1] == self.head
+        }
+
+    def of(self, name: str, batch: int, masked: bool) -> Graph:
+        key = key_of(name, self.head, masked, batch == 1)
+        number: int = self.data["index"][key]
+        return graphs_of(self.row.name)[number]
+
+    def has(self, name: str) -> bool:
+        return key_of(name, self.head, False, False) in self.data["index"]
+
+    def inputs(self, masked: bool) -> tuple[tuple[str, tuple[str | int, ...], str], ...]:
+        """Name, shape and format of what the model is given, in the order in which it is made."""
+        rows = self.data["heads"][self.head]["inputs+mask" if masked else "inputs"]
+        return tuple((name, tuple(shape), format) for name, shape, format in rows)
+
+    def whole(self, batch: int, seq: int, target: int) -> Dims:
+        """All dimensions of a pass."""
+        sizes = {**self.dims, "batch": batch, "seq": seq, "target": target or seq}
+        return completed(sizes, self.row.derived)
+
+
+def key_of(name: str, head: str, masked: bool, alone: bool) -> str:
+    """The name of a graph in a file: a piece, a head, and what else decides."""
+    return f"{name}/{head}/{'mask' if masked else ''}{'+one' if alone else ''}"
+
+
+CHAINS: dict[str, ChainRow] = {}
+
+
+def chained(row: ChainRow) -> ChainRow:
+    """Register a family of encoders that runs by graphs."""
+    CHAINS[row.name] = row
+    family(row.name, examples=row.examples, graphs=True, heads=row.heads)(
+        lambda fields: model_of(row, fields, stored(row.name))
+    )
+    return row
+
+
+@cache
+def graphs_of(name: str) -> tuple[Graph, ...]:
+    """A family's graphs, read once."""
+    data = stored(name)
+    return tuple(graph_of(one, data["origin"]) for one in data["graphs"])
+
+
+def labels_of(fields: Fields) -> int:
+    """The number of labels (transformers 5.23 configuration_utils.py `num_labels`: 2)."""
+    named = fields.config.get("id2label")
+    if isinstance(named, Mapping) and named and fields.config.get("num_labels") is None:
+        return len(named)
+    return fields.count("num_labels", default=2)
+
+
+def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:
+    """The dropout rates of a config."""
+    found: dict[str, float] = {}
+    for name, default in row.rates.items():
+        usual = found[default] if isinstance(default, str) else default
+        found[name] = fields.number(name, default=usual)
+    return found
+
+
+def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
+    """The model of a config: dimensions from the row, everything else from the file."""
+    fields.assume(**row.defaults)
+    dims, kinds = row.dims(fields), list(row.kinds(fields))
+    labels = labels_of(fields)
+    head = named_head(fields.config, row.heads) or row.heads[0]
+    rates = rates_of(row, fields)
+    positions = fields.count(row.positions, default=512, high=2**40)
+    dtype = fields.dtype()
+    unlike(row, fields, data, dims)
+    if fields.problems:
+        raise InputError(*fields.problems)
+    missing = sorted(set(kinds) - data["lists"].keys())
+    if missing:
+        raise InputError.one(
+            f"no captured graph for layers of kind `{missing[0]}` of `{row.name}`",
+            where="config",
+            hint=TRACE,
+        )
+    dims = {**data["constants"], **dims, "labels": labels}
+    weights = data["heads"][head]["weights"]
+    parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
+    layers = {
+        kind: Layer(captured=Captured(name="", graph=kind, parts=some))
+        for kind, some in parts.items()
+    }
+    start, final = modules(weights["start"], dims), modules(weights["final"], dims)
+    return Model(
+        name=row.name,
+        family=row.name,
+        prefix=data["lists"][kinds[0]],
+        paths=paths_of(kinds, data["lists"]),
+        layers=tuple(layers[kind] for kind in kinds),
+        tied=False,
+        headless=True,
+        vocab=dims.get("vocab_size", 1),
+        width=dims.get("hidden_size", 1),
+        embed=(start[0], Captured(name="", graph="start", parts=start[1:])),
+        final=(Captured(name="", graph="final", parts=final),),
+        head=head_linear(data["heads"][head], final, dims),
+        positions=positions,
+        dtype=dtype,
+        buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
+        whole=classifiers(final) if head == "classification" else (),
+        graphs=ChainGraphs(row=row, head=head, data=data, dims=dims, rates=rates),
+    )
+
+
+def paths_of(kinds: Sequence[str], lists: Mapping[str, str]) -> tuple[str, ...]:
+    """The path of every layer, each list counted by itself."""
+    counts: dict[str, int] = {}
+    found = []
+    for kind in kinds:
+        number = counts[lists[kind]] = counts.get(lists[kind], -1) + 1
+        found.append(f"{lists[kind]}.{number}")
+    return tuple(found)
+
+
+def classifiers(parts: Sequence[Module]) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name in CLASSIFIERS
+        if any(f"{part.name}.".startswith(f"{name}.") for part in parts)
+    )
+
+
+def head_linear(data: Mapping[str, Any], parts: Sequence[Module], dims: Dims) -> Linear:
+    """The layer that makes logits of words, which adapters leave out; one of no size where there is
+    none."""
+    for part in parts:
+        for linear in part.linears():
+            if linear.name == data["head"]:
+                return linear
+    outputs, inputs = (evaluated(one, dims) for one in data.get("head_shape", (1, 1)))
+    return Linear(name=data["head"], inputs=inputs, outputs=outputs)
+
+
+__all__ = ["CHAINS", "ChainGraphs", "ChainRow", "Loose", "chained", "key_of"]

@@ -1,0 +1,321 @@
+"""Captures a family of encoders, or of encoders with a decoder, as the JSON that is shipped: the
+graphs of each head, with and without a padding mask, and the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+import torch
+from memfit.errors import InputError
+from memfit.graph import Graph, check, json_of
+from memfit.graph.solve import Solver, Unsolved
+from memfit.job import Job
+from memfit.model.config import Fields
+from memfit.model.families._chains import ChainRow, key_of
+from memfit.trace import samples
+from memfit.trace.capture import Run, forward_of
+from memfit.trace.chain_pieces import ENDS, MIDDLE, Chain, carried, chain_of, list_of
+from memfit.trace.graph_files import assumed, solved_shape
+from memfit.trace.samples import FLOATS
+from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
+
+LABELS, SPANS = "num_labels", 2  # a span of an answer has two ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One way to run a family (a head, a mask or none, one sequence or several) at some sizes."""
+
+    runs: Sequence[Run]
+    chains: Sequence[Chain]
+    dims: Sequence[Mapping[str, int]]
+    solver: Solver
+    kinds: Mapping[str, str]  # layer -> kind
+    graphs: Mapping[str, Graph]
+    returned: tuple[str, ...]  # names of shared values that the model returns
+
+
+def chain_file(row: ChainRow) -> dict[str, Any]:
+    """The file of one family; raises InputError where a piece cannot be written exactly."""
+    try:
+        return written(row)
+    except (Refused, Unsolved) as bad:
+        raise InputError.one(f"`{row.name}` cannot be captured: {bad}", where="model") from None
+
+
+def written(row: ChainRow) -> dict[str, Any]:
+    index: dict[str, int] = {}
+    graphs: list[Any] = []
+    known: dict[str, int] = {}
+    heads: dict[str, Any] = {}
+    first: Setting | None = None
+    for head in row.heads:
+        for masked, alone in ((False, False), (True, False), (False, True), (True, True)):
+            found = setting(row, head, masked, alone)
+            for name, graph in found.graphs.items():
+                data = json_of(graph)
+                text = json.dumps(data)
+                if text not in known:
+                    known[text] = len(graphs)
+                    graphs.append(data)
+                index[key_of(name, head, masked, alone)] = known[text]
+            if head not in heads:
+                heads[head] = of_head(found)
+            heads[head].setdefault(f"inputs{'+mask' if masked else ''}", inputs_of(found))
+            first = first or found
+    assert first is not None
+    source = Path(first.runs[0].file)
+    return {
+        "family": row.name,
+        "origin": {
+            "class": first.runs[0].cls,
+            "file": "/".join(source.parts[-4:]),
+            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+        "lists": {kind: list_of(layer) for layer, kind in first.kinds.items()},
+        "constants": {name: first.dims[0][name] for name in first.solver.constant_names},
+        "assumed": {
+            key: value for key, value in assumed(row, first.dims[0]).items() if key not in row.rates
+        },
+        "heads": heads,
+        "index": dict(sorted(index.items())),
+        "graphs": graphs,
+    }
+
+
+def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
+    runs: list[Run] = []
+    dims: list[dict[str, int]] = []
+    for config, (batch, seq, target, labels) in zip(row.examples, row.sizes, strict=True):
+        batch = 1 if alone else batch
+        config = {**config, LABELS: SPANS if head == "question-answering" else labels}
+        job = Job(
+            task="pretrain",
+            batch=batch,
+            seq=seq,
+            head=head,
+            packing=not masked,
+            target_seq=target if row.pairs else 0,
+        )
+        runs.append(forward_of(config, job))
+        found = {**row.dims(Fields(config)), "labels": labels, "batch": batch, "seq": seq}
+        dims.append({**found, "target": target} if row.pairs else found)
+    solver = Solver(dims)
+    solver.check()
+    chains = [chain_of(run) for run in runs]
+    layers = chains[0].layers
+    listed = list(row.kinds(Fields(row.examples[0])))
+    if any(chain.layers != layers for chain in chains) or len(listed) != len(layers):
+        raise Refused(f"{len(layers)} layers run where the config has {len(listed)}")
+    kinds = dict(zip(layers, listed, strict=True))
+    graphs, passing = graphs_of(chains, kinds, solver, runs[0].dtype)
+    for name, graph in graphs.items():
+        for problem in check(graph, set(dims[0])):
+            raise Refused(f"graph `{name}`: {problem.message} at {problem.where}")
+    places = {kind: next(one for one in layers if kinds[one] == kind) for kind in listed}
+    places |= {name: name for name in ENDS}
+    graphs = samples.templated(
+        dict(graphs), [one.pieces for one in chains], places, solver, runs[0].dtype, passing
+    )
+    return Setting(
+        runs=runs,
+        chains=chains,
+        dims=dims,
+        solver=solver,
+        kinds=kinds,
+        graphs={name: with_rates(graph, row) for name, graph in graphs.items()},
+        returned=returned_of(chains[0], kinds),
+    )
+
+
+# ------------------------------------------------------------------------------------------ graphs
+def graphs_of(
+    chains: Sequence[Chain], kinds: Mapping[str, str], solver: Solver, dtype: str
+) -> tuple[dict[str, Graph], dict[str, frozenset[str]]]:
+    """One graph a kind and one for each end; and which inputs of each take a gradient."""
+    chain = chains[0]
+    follow = carried(chain)
+    found: dict[str, Graph] = {}
+    shapes: dict[str, tuple[str, Any]] = {}
+    passing: dict[str, frozenset[str]] = {}
+    trained: set[str] = set()  # titles that a gradient goes to
+    for place, piece in chain.pieces.items():
+        name = kinds.get(place, place)
+        prefix = place if place in kinds else ""
+        roles = {title: role_of(title, follow.get(place, ""), kinds) for title in piece.given}
+        leaving = leaving_of(chain, place, follow, kinds)
+        own = frozenset(roles[one] for one in piece.given if one in trained) | {"x"}
+        shape = shape_of(piece, prefix), sorted(roles.values()), sorted(leaving.values()), own
+        if name in shapes:
+            if shapes[name][1] != shape:
+                raise Refused(f"`{place}` differs from `{shapes[name][0]}`, both `{name}`")
+        else:
+            shapes[name] = place, shape
+            graph = graph_from(
+                [one.pieces[place] for one in chains], prefix, solver, dtype, roles, {}
+            )
+            found[name] = with_ends(graph, piece, leaving)
+            passing[name] = own
+        trained |= trained_titles(found[name], piece, passing[name])
+    return found, passing
+
+
+def with_ends(graph: Graph, piece: Piece, leaving: Mapping[str, int]) -> Graph:
+    """With what leaves it, and with the moments at which it lets go what others made."""
+    ends = {one: piece.values[one].until for one in piece.given.values()}
+    values = tuple(
+        replace(one, until=ends[one.id]) if ends.get(one.id) is not None else one
+        for one in graph.values
+    )
+    return replace(graph, values=values, outputs=dict(leaving))
+
+
+def role_of(title: str, follow: str, kinds: Mapping[str, str]) -> str:
+    if title == follow:
+        return "x"
+    place, _, number = title.rpartition(":")
+    return number if place == "input" else f"{kinds.get(place, place)}_{number}"
+
+
+def leaving_of(
+    chain: Chain, place: str, follow: Mapping[str, str], kinds: Mapping[str, str]
+) -> dict[str, int]:
+    """What leaves a piece, by the names under which others read it: `x` for the next one, others
+    for all; and what the model returns."""
+    piece = chain.pieces[place]
+    found: dict[str, int] = {}
+    readers = {
+        title: [one for one, other in chain.pieces.items() if title in other.given]
+        for title in piece.left
+    }
+    for title, number in piece.left.items():
+        if title in follow.values():
+            found["x"] = number
+            if len(readers[title]) == 1:
+                continue
+        found[role_of(title, "", kinds)] = number
+    for name, (at, number) in chain.results.items():
+        if at == place and place == FINAL:
+            found[name] = number
+        elif at == place and number not in found.values():
+            found[role_of(f"{place}:{number}", "", kinds)] = number
+    repeated = list(kinds.values()).count(kinds.get(place, place)) > 1
+    if repeated and set(found) - {"x"}:
+        raise Refused(f"`{place}`, one of several layers alike, makes values that others read")
+    return found
+
+
+def returned_of(chain: Chain, kinds: Mapping[str, str]) -> tuple[str, ...]:
+    """What the model returns beside the loss: names of shared values, or of results of the end."""
+    found = []
+    follow = carried(chain)
+    for name, (at, number) in chain.results.items():
+        if name != "loss":
+            title = f"{at}:{number}"
+            assert title not in follow.values() or at == MIDDLE
+            found.append(name if at == FINAL else role_of(title, "", kinds))
+    return tuple(found)
+
+
+def trained_titles(graph: Graph, piece: Piece, given: frozenset[str]) -> set[str]:
+    """The values leaving a piece that a gradient goes to when all weights are trained."""
+    needs = {one for name, one in graph.inputs.items() if name in given}
+    formats = {one.id: one.format for one in graph.values}
+    for op in graph.ops:
+        touched = any(isinstance(one, str) or one in needs for one in op.inputs)
+        if touched and not op.attrs.get("no_grad"):
+            needs |= {one for one in op.outputs if formats[one] in FLOATS}
+    return {title for title, number in piece.left.items() if number in needs}
+
+
+def with_rates(graph: Graph, row: ChainRow) -> Graph:
+    """Dropout by the field of the config that gives its rate, which examples have one of their own
+    for each."""
+    fields = {row.examples[0][name]: name for name in row.rates}
+    ops = []
+    for op in graph.ops:
+        rate = op.attrs.get("p")
+        if isinstance(rate, float) and rate > 0:
+            if rate not in fields:
+                raise Refused(f"no field of the config has the rate {rate} of `{op.where}`")
+            op = replace(op, attrs={**op.attrs, "p": fields[rate]})
+        ops.append(op)
+    return replace(graph, ops=tuple(ops))
+
+
+# ----------------------------------------------------------------------------------------- weights
+def of_head(found: Setting) -> dict[str, Any]:
+    """The class of a head, its weights by the piece that holds them, and what the model returns."""
+    first = found.runs[0]
+    data: dict[str, Any] = {
+        "class": first.cls,
+        "head": first.head,
+        "returned": list(found.returned),
+        "shared": shared_weights(found),
+    }
+    if first.head:
+        data["head_shape"] = solved_shape(found.runs, first.head + ".weight", found.solver)
+    return data | {"weights": weights_of(found)}
+
+
+def shared_weights(found: Setting) -> list[str]:
+    """Tables that several operations read, whose gradients are summed."""
+    reads: dict[str, int] = {}
+    for piece in found.chains[0].pieces.values():
+        for some in piece.reads:
+            for one in some:
+                if isinstance(one, str):
+                    reads[one[1:]] = reads.get(one[1:], 0) + 1
+    parameters = {one.name for one in found.runs[0].weights if not one.buffer}
+    return sorted(name for name, count in reads.items() if count > 1 and name in parameters)
+
+
+def weights_of(found: Setting) -> dict[str, Any]:
+    tables = [{weight.name: weight for weight in run.weights} for run in found.runs]
+    ends: dict[str, list[Any]] = {"start": [], "final": [], "buffers": []}
+    layers: dict[str, list[Any]] = {}
+    seen: dict[str, str] = {}
+    for weight, solved in solved_weights(found, tables):
+        layer = next((one for one in found.kinds if weight.name.startswith(f"{one}.")), "")
+        format = "model" if weight.format == found.runs[0].dtype else weight.format
+        row = [weight.name, solved, weight.module, format, weight.buffer]
+        if layer:
+            kind = found.kinds[layer]
+            if seen.setdefault(kind, layer) == layer:
+                layers.setdefault(kind, []).append([relative(weight.name, layer), *row[1:]])
+        else:
+            ends["buffers" if weight.buffer else "final" if seen else "start"].append(row)
+    return {**ends, "layers": layers}
+
+
+def solved_weights(
+    found: Setting, tables: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Any, list[str | int]]]:
+    for weight in found.runs[0].weights:
+        shapes = [table[weight.name].shape for table in tables]
+        try:
+            yield weight, [found.solver.solved(sizes) for sizes in zip(*shapes, strict=True)]
+        except Unsolved as bad:
+            raise Refused(f"`{weight.name}`: {bad}") from None
+
+
+def inputs_of(found: Setting) -> list[Any]:
+    """What the model is given, in the order in which it is made."""
+    rows = []
+    for name, ref in found.runs[0].inputs.items():
+        shapes = [run.inputs[name].shape for run in found.runs]
+        shape = [found.solver.solved(sizes) for sizes in zip(*shapes, strict=True)]
+        rows.append([name, shape, "model" if ref.format == found.runs[0].dtype else ref.format])
+    return rows
+
+
+__all__ = ["chain_file"]

@@ -1,0 +1,101 @@
+"""Cuts a forward pass of an encoder, or of an encoder and a decoder, into pieces: what comes before
+the layers, each layer, what runs between two lists of layers, and all that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from memfit.trace.capture import Call, Run
+from memfit.trace.paths import layer_of
+from memfit.trace.segments import FINAL, START, Builder, Piece, Refused, key
+
+MIDDLE = "middle"
+ENDS = frozenset({START, MIDDLE, FINAL})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The pieces of one run in their order. `results`: where the value lies that the model returns
+    under a name: a piece, and the value's number."""
+
+    pieces: Mapping[str, Piece]
+    results: Mapping[str, tuple[str, int]]
+
+    @property
+    def layers(self) -> list[str]:
+        return [name for name in self.pieces if name not in ENDS]
+
+
+def chain_of(run: Run) -> Chain:
+    builder = Builder(run, frozenset({MIDDLE, FINAL}))
+    last = before = START
+    for one, name in zip(run.log, segment_names(run.log), strict=True):
+        if isinstance(one, int):
+            owner = builder.root.get(one)
+            own = owner is not None and owner[0] == last  # its variables go when it has returned
+            builder.now = last if own and not builder.piece(name).calls else name
+            if owner is not None and owner[0] == before and before not in ENDS:
+                builder.now = ""  # the last layer's input, which its loop lets go
+            builder.freed(one)
+        else:
+            builder.call(one, name)
+            before, last = (last, name) if name != last else (before, last)
+    results: dict[str, tuple[str, int]] = {}
+    for name, ref in run.results.items():
+        place = builder.latest.get(key(ref)) or builder.root.get(ref.block)
+        if place is not None:
+            results[name] = place
+    return Chain(pieces=builder.finished(), results=results)
+
+
+def segment_names(log: Sequence[Call | int]) -> list[str]:
+    """The piece that each entry belongs to. What runs between two layers of one list belongs to the
+    first of them."""
+    layers = [layer_of(one.where) if isinstance(one, Call) else "" for one in log]
+    ahead = [""] * len(log)
+    following = ""
+    for index in range(len(log) - 1, -1, -1):
+        ahead[index] = following
+        following = layers[index] or following
+    found: list[str] = []
+    now, last = START, ""
+    for layer, following in zip(layers, ahead, strict=True):
+        if layer:
+            now = last = layer
+        elif last and not following:
+            now = FINAL
+        elif last and list_of(following) != list_of(last):
+            now = MIDDLE
+        found.append(now)
+    return found
+
+
+def list_of(layer: str) -> str:
+    return layer.rpartition(".")[0]
+
+
+def carried(chain: Chain) -> dict[str, str]:
+    """For each piece but the first, the title of the value that goes on as its `x`: of those that
+    the piece before made for nobody else."""
+    names = list(chain.pieces)
+    readers: dict[str, list[str]] = {}
+    for name, piece in chain.pieces.items():
+        for title in piece.given:
+            if title not in piece.unread:
+                readers.setdefault(title, []).append(name)
+    found: dict[str, str] = {}
+    for before, name in pairwise(names):
+        own = [
+            title
+            for title in chain.pieces[name].given
+            if title.rpartition(":")[0] == before and readers.get(title) == [name]
+        ]
+        if len(own) != 1:
+            raise Refused(f"`{name}` takes {len(own)} values that `{before}` made for it alone")
+        found[name] = own[0]
+    return found
+
+
+__all__ = ["ENDS", "MIDDLE", "Chain", "carried", "chain_of", "list_of"]

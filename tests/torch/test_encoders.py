@@ -1,0 +1,90 @@
+"""Encoders, and encoders with a decoder, by captured graphs: parameters are transformers' own, and
+peaks are the trace's on sizes that no graph was captured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+import torch
+from memfit.errors import InputError
+from memfit.estimate import estimate
+from memfit.graph import check
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build, families
+from memfit.model.families._chains import CHAINS, ChainRow
+from memfit.model.heads import CLASSES
+from memfit.simulate.memory import memory
+from memfit.tape import check as legal
+from memfit.trace import classes, trace_config
+
+families()
+HEADS = [(name, head) for name, row in sorted(CHAINS.items()) for head in row.heads]
+WORST = 0.005  # of the peak that the trace has
+# What is asked of each family, a case for each of its heads in turn.
+CASES: tuple[dict[str, Any], ...] = (
+    {"batch": 5, "seq": 96, "packing": False, "precision": "fp32"},
+    {"batch": 4, "seq": 120, "packing": False, "precision": "autocast-bf16"},
+    {"batch": 1, "seq": 100, "method": "lora", "precision": "fp16"},
+    {"batch": 6, "seq": 80, "packing": False, "checkpointing": "full", "keep_outputs": True},
+    {"batch": 3, "seq": 111, "task": "inference"},
+    {"batch": 2, "seq": 64, "precision": "autocast-fp16", "method": "lora", "packing": False},
+)
+
+
+def unseen(row: ChainRow, head: str) -> dict[str, Any]:
+    """A configuration that is none of those captured: the first one with another vocabulary, with
+    the class's own dropout."""
+    kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
+    end = next(end for end, name in CLASSES.items() if name == head)
+    labels = 2 if head == "question-answering" else 7
+    return {
+        **kept,
+        "dtype": "bfloat16",
+        "vocab_size": row.examples[0]["vocab_size"] + 136,
+        "num_labels": labels,
+        "architectures": [end],
+    }
+
+
+def compared(config: dict[str, Any], job: Job) -> float:
+    tape = lower(build(config), job)
+    legal(tape)
+    return memory(tape).allocated / memory(trace_config(config, job)).allocated - 1
+
+
+@pytest.mark.parametrize(("name", "head"), HEADS)
+def test_parameters_are_those_of_transformers(name: str, head: str) -> None:
+    config = unseen(CHAINS[name], head)
+    with torch.device("meta"):
+        own = transformers.AutoConfig.for_model(**config)
+        theirs = classes.builder(head, own).from_config(own)
+    expected = {key: tuple(one.shape) for key, one in theirs.named_parameters()}
+    assert {one.name: one.shape for one in build(config).weights()} == expected
+
+
+@pytest.mark.parametrize("case", range(2))
+@pytest.mark.parametrize(("name", "head"), HEADS)
+def test_peaks_are_those_of_the_trace(name: str, head: str, case: int) -> None:
+    row = CHAINS[name]
+    turn = (2 * row.heads.index(head) + case) % len(CASES)
+    job = Job(**{"optimizer": "adamw_fused", "head": head, **CASES[turn]})
+    off = compared(unseen(row, head), job)
+    assert abs(off) <= WORST, f"{off:+.2%} {CASES[turn]}"
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_graphs_are_legal(name: str) -> None:
+    graphs = build(unseen(CHAINS[name], CHAINS[name].heads[0])).graphs
+    for graph in graphs.graphs.values():
+        assert check(graph, graphs.whole(2, 64, 48)) == []
+
+
+def test_what_was_not_captured_goes_to_the_trace() -> None:
+    config = unseen(CHAINS["bert"], "classification")
+    for option in ({"attention": "eager"}, {"framework": "trl"}):
+        with pytest.raises(InputError, match="no captured graph"):
+            estimate(build(config), Job(batch=2, seq=64, **option))
