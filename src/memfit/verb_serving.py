@@ -257,4 +257,34 @@ def layouts_of(
     return (strategy,)
 
 
-__all__ = ["Answering", "asked_of", "misplaced", "work_of"]
+def shared_by_default(
+    model: Model, job: Job, cluster: Cluster
+) -> tuple[Cluster, Strategy, Problem | None]:
+    """How several GPUs answer where nobody says: they share the model by tensor parallelism, as
+    many of a node as can. Groups of them have a copy each, and `cluster` is then one group."""
+    from memfit.plan.space import divisors
+    from memfit.plan.space import problems as told
+
+    gpus, first = cluster.gpus, ""
+    for size in reversed(divisors(cluster.gpus_per_node)[1:] if model.layers else []):
+        group = dataclasses.replace(cluster, gpus_per_node=size, nodes=1)
+        strategy = Strategy(tp=TP(size=size))
+        wrong = told(model, job, group, strategy)
+        if not wrong:
+            others = gpus // size - 1
+            rest = f" per group of {size}, one of {others + 1}" if others else ""
+            message = f"`--use tp={size}` is assumed: the GPUs share one copy of the model{rest}"
+            return group, strategy, layout_note(message, "`--use ddp` puts a copy on each GPU")
+        first = first or wrong[0].message
+    alone = dataclasses.replace(cluster, gpus_per_node=1, nodes=1)
+    why = f" ({first})" if first else ""
+    message = f"each of {gpus} GPUs holds a copy of the model{why}; this answer is for one of them"
+    hint = f"`--use tp={gpus}` would share it" if not model.layers else ""
+    return alone, ONE, layout_note(message, hint)
+
+
+def layout_note(message: str, hint: str) -> Problem:
+    return Problem(message=message, where="use", hint=hint, level="note")
+
+
+__all__ = ["Answering", "asked_of", "misplaced", "shared_by_default", "work_of"]

@@ -28,6 +28,7 @@ from memfit.verb_card import card
 from memfit.verb_plan import plan
 from memfit.verb_report import cache_state, report_of
 from memfit.verb_run import run_of, with_run
+from memfit.verb_serving import shared_by_default
 from memfit.words import (
     OTHERWISE,
     PRODUCERS,
@@ -155,6 +156,10 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     if built is not None and built.graphs is not None:
         built = with_head(built, job.head, job.labels)
     problems += [one for one in later if one not in problems]
+    layout: Problem | None = None
+    several = cluster is not None and cluster.gpus > 1 and not ask.use.strip()
+    if several and job.task == "inference" and built is not None and cluster is not None:
+        cluster, strategy, layout = shared_by_default(built, job, cluster)
     if built is not None and built.layers:
         wrong: list[Problem] = []
         whole = built
@@ -186,7 +191,11 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         assumed=usual,
         subject=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else built.name,
         place=named_place(ask),
-        notes=(*gpu_notes(ask.gpu), *method_notes(usual, named)),
+        notes=(
+            *gpu_notes(ask.gpu),
+            *method_notes(usual, named),
+            *([] if layout is None else [layout]),
+        ),
         reasons=tuple(reasons),
         run=run,
         limit=limit,

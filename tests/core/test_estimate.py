@@ -661,3 +661,31 @@ def test_memory_without_a_unit_is_gib(memory: str | int, gib: float) -> None:
     size = int(gib * 2**30)
     assert memfit.estimate(SMALL, seq=16, memory=memory).usable == (size, size)
     assert memfit.estimate(SMALL, seq=16, memory=24 * 2**30).usable == (24 * 2**30, 24 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("words", "layout", "said"),
+    [
+        ({"gpu": "2xrtx-4090"}, (2, "tp"), "`--use tp=2` is assumed"),
+        ({"gpu": "2x8xrtx-4090"}, (8, "tp"), "per group of 8, one of 2"),
+        ({"gpu": "3xrtx-4090"}, (1, ""), "3 ranks do not divide 32 query heads"),
+        ({"gpu": "2xrtx-4090", "quant": "nf4"}, (1, ""), "each of 2 GPUs holds a copy"),
+        ({"gpu": "2xrtx-4090", "use": "ddp"}, (2, "ddp"), ""),
+    ],
+)
+def test_gpus_that_answer_share_the_model(
+    words: dict[str, str], layout: tuple[int, str], said: str
+) -> None:
+    """A copy on each helps nobody whose model is too large; the note says what was assumed."""
+    found = memfit.estimate("meta-llama/Llama-3.1-8B", task="inference", offline=True, **words)
+    ranks, name = layout
+    assert found.strategy.ranks == ranks
+    assert not name or found.strategy.size(name) == ranks
+    notes = [one for one in found.problems if one.where == "use"]
+    assert [said in one.message for one in notes] == ([True] if said else [])
+    if said.startswith("`--use"):
+        assert notes[0].hint == "`--use ddp` puts a copy on each GPU"
+        half = memfit.estimate(
+            "meta-llama/Llama-3.1-8B", task="inference", offline=True, gpu="rtx-4090"
+        )
+        assert found.device < 0.6 * half.device
