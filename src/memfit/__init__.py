@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memfit.verb_engine import serve
     from memfit.verbs import compare, estimate, gpus, measure, models, plan, study, trace
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 __all__ = [
     "Estimate",
     "InputError",

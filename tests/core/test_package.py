@@ -4,6 +4,7 @@ and the documentation builds as a site without a broken link."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -70,6 +71,18 @@ def test_the_sdist_holds_the_sources(built: Path) -> None:
 
 def test_versions_agree() -> None:
     assert memfit.__version__ == PROJECT["version"]
+
+
+def test_the_changelog_has_this_version_in_short_entries() -> None:
+    """Under a heading with its date, one or two lines each."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    unreleased, *versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert unreleased == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(memfit.__version__)}\] - \d{{4}}-\d\d-\d\d", versions[0])
+    released = text.partition(f"## {versions[0]}")[2]
+    entries = re.findall(r"^- .*(?:\n  .*)*", released, re.MULTILINE)
+    assert len(entries) > 50
+    assert not [one[:60] for one in entries if one.count("\n") > 1]
 
 
 def test_the_command_works_in_an_empty_environment(installed: Path, tmp_path: Path) -> None:
