@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 from dataclasses import field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -111,10 +111,54 @@ def test_own_methods_are_kept_and_other_kinds_are_standard() -> None:
     assert (hash(Named(a=1)), repr(Named(a=1))) == (7, "mine")
 
     @lazy(frozen=True, slots=True, kw_only=True)
+    class Frozen:
+        a: int
+
+    assert "_of_self" not in Frozen.__init__.__code__.co_varnames
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Frozen(a=1).b = 2
+
+    @lazy(slots=True, kw_only=True)
     class Slotted:
         a: int
 
     assert not hasattr(Slotted(a=1), "__dict__")
+
+
+def inheriting(decorator: Any) -> tuple[Any, Any]:
+    @decorator(frozen=True, kw_only=True)
+    class Base:
+        kind: ClassVar[str] = "base"
+        a: int
+        b: tuple[int, ...] = (1,)
+
+    @decorator(frozen=True, kw_only=True)
+    class Derived(Base):
+        a: int = 3
+        c: dict[str, int] = field(default_factory=dict, metadata={"help": "h"})
+
+    return Base, Derived
+
+
+def test_fields_are_those_of_the_standard_decorator() -> None:
+    for standard, made in zip(
+        (*inheriting(dataclasses.dataclass), Standard), (*inheriting(lazy), Lazy), strict=True
+    ):
+        assert list(map(repr, dataclasses.fields(standard))) == list(
+            map(repr, dataclasses.fields(made))
+        )
+        assert standard.__match_args__ == made.__match_args__
+    assert dataclasses.replace(inheriting(lazy)[1](), a=4).a == 4
+    assert inheriting(lazy)[1].kind == "base"
+
+
+def test_a_mutable_default_is_refused() -> None:
+    @lazy(frozen=True, kw_only=True)
+    class Shared:
+        a: list[int] = []
+
+    with pytest.raises(ValueError, match="mutable default"):
+        Shared()
 
 
 def test_fields_may_have_any_name() -> None:
