@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +35,7 @@ from memfit.hardware.gpu import common_gpu, gpu_problem, plain
 from memfit.hardware.link import COLLECTIVES
 from memfit.hardware.machines import machines
 from memfit.hardware.outside import reserve
-from memfit.hardware.tables import STATUSES, span, table
+from memfit.hardware.tables import STATUSES, sections, span, table
 from memfit.hardware.vendors import VENDORS
 from memfit.units import GIB, MIB
 
@@ -875,3 +877,13 @@ def test_importing_reads_no_table_and_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_tables_are_parsed_section_by_section():
+    folder = Path(sys.modules[table.__module__].__file__).parent
+    for path in folder.glob("*.toml"):
+        text = path.read_text(encoding="utf-8")
+        found = sections(text)
+        assert {name: found[name] for name in found} == tomllib.loads(text)
+    nested = 'title = "t"\n[a.b]\nc = 1\n[a]\nd = 2\n'
+    assert sections(nested) == tomllib.loads(nested)

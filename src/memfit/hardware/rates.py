@@ -13,7 +13,6 @@ from dataclasses import field
 from functools import cache
 from math import log2
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, NamedTuple
 
 from memfit.constants import counted, fitted, measured, vendor
@@ -279,7 +278,8 @@ def _copy(gpu: GPU) -> float:
         for name, fraction in known.items()
         if (other := find_gpu(name)).sm and gpu.sm and other.sm[0] == gpu.sm[0]
     ]
-    return float(median(own or known.values()))
+    some = sorted(own or known.values())
+    return (some[len(some) // 2] + some[(len(some) - 1) // 2]) / 2
 
 
 @cache

@@ -3,8 +3,9 @@ source`."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,41 @@ class Figure:
     cite: str
 
 
+class Sections(Mapping[str, Any]):
+    """The tables of a file, each parsed when it is first asked for: one answer needs two of a
+    hundred."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.parsed: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.parsed:
+            self.parsed[name] = tomllib.loads(self.texts[name])
+        return self.parsed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def sections(text: str) -> Mapping[str, Any]:
+    """The parsed text; section by section where it has nothing but plain ones."""
+    head, *parts = re.split(r"^\[([\w-]+)\]$", text, flags=re.MULTILINE)
+    texts = dict(zip(parts[::2], parts[1::2], strict=True))
+    plain = all(line.startswith("#") or not line.strip() for line in head.splitlines())
+    nested = re.search(r"^\s*\[", "".join(texts.values()), re.MULTILINE)
+    if plain and not nested and len(texts) == len(parts) // 2:
+        return Sections(texts)
+    return tomllib.loads(text)
+
+
 @cache
-def table(name: str) -> dict[str, Any]:
-    """The parsed file; whoever reads it leaves it as it is."""
-    with (Path(__file__).parent / f"{name}.toml").open("rb") as file:
-        return tomllib.load(file)
+def table(name: str) -> Mapping[str, Any]:
+    """The file; whoever reads it leaves it as it is."""
+    return sections((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def figure(text: str, sources: Mapping[str, str]) -> Figure:

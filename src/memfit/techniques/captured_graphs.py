@@ -4,11 +4,14 @@ GPU or with data spread over several. Everything else goes to the trace."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memfit.errors import Problem
-from memfit.graph import Graph
 from memfit.program import Program
 from memfit.techniques.base import TRACE, Technique
+
+if TYPE_CHECKING:
+    from memfit.graph import Graph
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-master")
 LAYOUTS = ("ddp", "fsdp", "zero")  # whole layers stay on every rank, or are gathered whole

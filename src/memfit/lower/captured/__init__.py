@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memfit.lower.captured import chain
-from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Captured, Layer, Model
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
+    from memfit.lower.captured.run import Evaluation
     from memfit.lower.context import Context
     from memfit.lower.programs import Programs
 
@@ -19,12 +18,16 @@ if TYPE_CHECKING:
 def programs(own: Programs, model: Model) -> Programs:
     """With the captured graphs of this model in place of its pieces."""
     if model.paths:
+        from memfit.lower.captured import chain
+
         return chain.programs(own)
     return own.replace(start=start, layer=layer)
 
 
 def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
     """The graph of this name with the dimensions of the pass."""
+    from memfit.lower.captured.run import evaluation  # written programs start without graphs
+
     graphs = model.graphs
     batch, tokens = int(ctx.batch), int(ctx.tokens)
     return evaluation(graphs.of(name, batch), graphs.whole(batch, tokens))
@@ -51,6 +54,8 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     """From the last layer to the head; of encoders to the loss."""
     if ctx.program.model.paths:
+        from memfit.lower.captured import chain
+
         return chain.final(x, piece, bound, ctx)
     run = evaluated("final", ctx.program.model, ctx)
     return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
