@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memfit.job import Job
     from memfit.report import write
     from memfit.verb_engine import serve
+    from memfit.verb_engine_plan import plan_engine
     from memfit.verbs import compare, estimate, gpus, measure, models, plan, study, trace
 
 __version__ = "0.2.0"
@@ -31,6 +32,7 @@ __all__ = [
     "measure",
     "models",
     "plan",
+    "plan_engine",
     "serve",
     "study",
     "trace",
@@ -41,6 +43,7 @@ _VERBS = ("compare", "estimate", "gpus", "measure", "models", "plan", "study", "
 _HOMES = {
     "Estimate": "memfit.estimate",
     "Job": "memfit.job",
+    "plan_engine": "memfit.verb_engine_plan",
     "serve": "memfit.verb_engine",
     "write": "memfit.report",
 }

@@ -149,6 +149,17 @@ class Estimating(Sections):
         return run(ctx.params["engine_words"], columns())
 
 
+class PlanningCommand(Estimating):
+    """`--engine NAME` plans the settings of a serving engine."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if "engine_words" not in ctx.params:
+            return super().invoke(ctx)
+        from memfit.cli_engine import run_plan
+
+        return run_plan(ctx.params["engine_words"], columns())
+
+
 class Tracing(TraceCommand, Sections):
     """Both: words that may be a script's, and headings."""
 
@@ -440,7 +451,7 @@ def planning(verb: Verb) -> click.Command:
         flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)
     ]
     params = [subject(), *flags, *cli_plan.FLAGS, *output(explain=True)[:2]]
-    return Sections(
+    return PlanningCommand(
         "plan",
         callback=cli_plan.run,
         params=params,

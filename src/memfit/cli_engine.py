@@ -28,8 +28,11 @@ def engine_named(words: Sequence[str]) -> bool:
     return any(word == "--engine" or word.startswith("--engine=") for word in ours)
 
 
-def sort_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str], list[Problem]]:
-    """memfit's own options, the engine's words, the command line after `--`, and problems."""
+def sort_words(
+    words: Sequence[str], known: Sequence[str] = OWN
+) -> tuple[dict[str, Any], list[str], list[str], list[Problem]]:
+    """memfit's own options, the engine's words, the command line after `--`, and problems.
+    `known`: memfit's options that take a value."""
     problems: list[Problem] = []
     own: dict[str, Any] = {}
     rest: list[str] = []
@@ -39,7 +42,7 @@ def sort_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[st
         word = ours.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         name = name.replace("_", "-")
-        if not word.startswith("--") or name not in (*OWN, *SWITCHES):
+        if not word.startswith("--") or name not in (*known, *SWITCHES):
             rest.append(word)
             continue
         if name in SWITCHES:
@@ -90,6 +93,50 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
     return (FITS if answer.fits else DOES_NOT), text
 
 
+def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
+    """`memfit plan --engine NAME`. Exit code 0: something holds the load. 1: nothing does."""
+    from memfit.report.engine_plan import write
+    from memfit.verb_engine_plan import ASKED, SPELLED, plan_from_words
+
+    names = [name.replace("_", "-") for name in (*ASKED, *SPELLED)]
+    own, rest, command, problems = sort_words(words, (*OWN, *names))
+    form = "json" if own.pop("json", False) else own.pop("format", "text")
+    if form not in FORMATS:
+        problems.append(
+            Problem(
+                message=f"unknown format `{form[:40]}`", where="format", hint=f"one of {FORMATS}"
+            )
+        )
+    if problems:
+        raise InputError(*problems)
+    if own.pop("help", False):
+        return FITS, plan_help(own.get("engine", ""))
+    asked = {SPELLED.get(key.replace("-", "_"), key): value for key, value in own.items()}
+    engine = asked.pop("engine", "")
+    plan = plan_from_words([*rest, *command], engine, asked)
+    return (FITS if plan.fits else DOES_NOT), write(plan, form, width=width)
+
+
+def plan_help(name: str) -> str:
+    """What a plan for an engine takes."""
+    from memfit.serving import find_engine
+    from memfit.verb_engine_plan import ASKED
+
+    engine = find_engine(name)
+    formatter = click.HelpFormatter(width=max(60, min(120, shutil.get_terminal_size().columns)))
+    formatter.write_usage("memfit plan", f"MODEL --engine {engine.name} [OPTIONS]")
+    formatter.write_paragraph()
+    formatter.write_text(
+        f"Find settings of {engine.title} that hold a load. Its own flags are fixed where you give "
+        f"them; `memfit estimate --engine {engine.name} --help` lists them."
+    )
+    with formatter.section("Options"):
+        formatter.write_dl(
+            [(f"--{key.replace('_', '-')} TEXT", text) for key, text in ASKED.items()]
+        )
+    return formatter.getvalue().rstrip("\n")
+
+
 def help_page(name: str) -> str:
     """The flags of one engine, and memfit's own beside them."""
     from memfit.serving import find_engine
@@ -109,4 +156,4 @@ def help_page(name: str) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-__all__ = ["FLAG", "engine_named", "run"]
+__all__ = ["FLAG", "engine_named", "run", "run_plan"]

@@ -1,0 +1,75 @@
+"""What a plan needs of an engine beside its answer: how it calls the options that a plan chooses,
+and the model on a rank as its speed depends on it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
+from memfit.model.modules import Model
+from memfit.serving.base import Question, ServingEngine
+from memfit.serving.weights import Rank
+
+# Engines that a plan can choose settings of, and the module whose `PLANNED` it is.
+PLANNED: dict[str, str] = {
+    "vllm": "memfit.serving.vllm.planned",
+    "sglang": "memfit.serving.sglang.planned",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRank:
+    """The model on one rank: `cached` bytes of a cached number, `chunk` tokens of a prompt that
+    one step takes."""
+
+    model: Model
+    rank: Rank
+    cached: int
+    chunk: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEngine:
+    """`length`, `users`, `tensor`, `cache` and `weights` are the engine's names for the tokens of a
+    request, requests at once, GPUs that share each layer, numbers of the cache and quantization
+    while loading. `eighths`: what 8-bit caches are called. `program` starts the command line."""
+
+    engine: ServingEngine
+    length: str
+    users: str
+    tensor: str
+    cache: str
+    weights: str
+    eighths: str
+    program: str
+    on_rank: Callable[[Question], OnRank]
+
+    def command(self, model: str, options: Mapping[str, Any]) -> str:
+        """The command that starts the engine with these options, in the order given."""
+        flags = {option.name: option.flags[0] for option in self.engine.options}
+        words = [self.program.format(model=shlex.quote(model))]
+        for name, value in options.items():
+            if value is True:
+                words.append(flags[name])
+            elif value not in (False, None):
+                words.append(f"{flags[name]} {shlex.quote(str(value))}")
+        return " ".join(words)
+
+
+def find_planned(name: str, engine: ServingEngine) -> PlannedEngine:
+    """The engine as plans know it, or an error that names those that they do."""
+    if engine.name in PLANNED:
+        found: PlannedEngine = import_module(PLANNED[engine.name]).PLANNED
+        return found
+    raise InputError.one(
+        f"a plan for `{name[:40]}` is not supported yet",
+        where="engine",
+        hint=f"use {' or '.join(PLANNED)}, or ask `memfit estimate --engine {engine.name}`",
+    )
+
+
+__all__ = ["PLANNED", "OnRank", "PlannedEngine", "find_planned"]

@@ -1,0 +1,127 @@
+"""`memfit plan --engine`: what holds a load, the questions turned round, and how fast it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memfit.cli import main
+from memfit.errors import InputError
+from memfit.hardware import Cluster, find_gpu
+from memfit.plan.engine_goals import EngineRow
+from memfit.serving.pace import Engine, Step, step_seconds
+from memfit.serving.weights import Rank
+from memfit.verb_engine import serve, subject_of
+from memfit.verb_engine_plan import plan_engine
+
+LOAD = {"in": "8k", "out": "1k"}
+
+
+def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "qwen3-8b", "--engine", "vllm", "--gpu", "h100-sxm", "--users", "64"]
+    assert main([*words, "--in", "8k", "--out", "1k", "--task", "inference"]) == 0
+    told = capsys.readouterr().out
+    assert "with 8,192 tokens in and 1,024 out" in told
+    assert "vllm serve Qwen/Qwen3-8B --max-model-len 9216" in told
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"]
+
+
+def row_of(rows: tuple[EngineRow, ...], **wanted: object) -> EngineRow:
+    return next(
+        row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())
+    )
+
+
+def test_a_plan_says_what_the_engine_says() -> None:
+    """The users that fit are the concurrency that the engine prints with the plan's options."""
+    plan = plan_engine("qwen3-8b", engine="vllm", gpu="h100-sxm", users=16, top=9, **LOAD)
+    row = row_of(plan.rows, weights="own", cache="auto")
+    again = serve("qwen3-8b", engine="vllm", gpu="h100-sxm", **row.options)
+    assert row.users == int(again.figures["max_concurrency"])
+    assert again.figures["max_concurrency_len"] == row.length == 9216
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_context_at_a_number_of_users(engine: str) -> None:
+    """So many requests of the longest length fit, and a block more does not."""
+    plan = plan_engine("qwen3-8b", engine=engine, gpu="rtx-4090", users=8, top=9)
+    row = row_of(plan.rows, weights="own", cache="auto")
+    assert row.users == 8
+    length = plan.question.planned.length
+    longer = serve(
+        "qwen3-8b", engine=engine, gpu="rtx-4090", **{**row.options, length: row.length + 16}
+    )
+    assert longer.figures["max_concurrency"] < 8
+
+
+def test_the_grid_has_its_edge_where_the_engine_has() -> None:
+    plan = plan_engine("qwen3-8b", engine="vllm", gpu="h100-sxm", **LOAD)
+    assert plan.grid is not None
+    for cells, most in zip(plan.grid.cells, plan.grid.most, strict=True):
+        fits = [size <= plan.grid.limit for size in cells]
+        assert fits == [users <= most for users in plan.grid.users]
+
+
+def test_goals_choose_the_cheapest_machine() -> None:
+    goals = {"users": 64, "tpot": "50ms", **LOAD}
+    plan = plan_engine("llama-3.3-70b", engine="vllm", gpu="cheapest", **goals)
+    assert plan.fits
+    assert plan.passed
+    best = plan.rows[0]
+    assert best.speed is not None
+    assert best.speed.token <= 0.05
+    assert best.users >= 64
+
+
+def test_goals_that_nothing_reaches_show_the_nearest() -> None:
+    plan = plan_engine("llama-3.3-70b", engine="vllm", gpu="2xh100-sxm", tpot="1ms", **LOAD)
+    assert not plan.fits
+    assert "time per output token" in plan.close[0].missed[-1]
+
+
+def test_all_problems_at_once() -> None:
+    with pytest.raises(InputError) as bad:
+        plan_engine("qwen3-8b", engine="vllm", gpu="rtx-4090", users=0.5, tpot="5ms", top="x")
+    assert {problem.where for problem in bad.value.problems} == {"users", "tpot", "top"}
+    with pytest.raises(InputError, match="`out` is missing"):
+        plan_engine("qwen3-8b", engine="vllm", gpu="rtx-4090", **{"in": "4k"})
+    with pytest.raises(InputError, match="do not divide"):
+        plan_engine("qwen3-8b", engine="vllm", gpu="rtx-4090", tensor_parallel_size=2)
+    with pytest.raises(InputError, match="use vllm or sglang"):
+        plan_engine("qwen3-8b", engine="llamacpp", gpu="rtx-4090")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "seconds"),
+    [
+        # tokens per second that Qwen measured with vLLM 0.6.3 on A100 80GB, one request, prompts of
+        # one token (QwenLM/Qwen3 docs/source/benchmark/speed_benchmark.rst)
+        ("Qwen/Qwen2.5-14B-Instruct", 1, 1 / 46.30),
+        ("Qwen/Qwen2.5-32B-Instruct", 1, 1 / 22.13),
+    ],
+)
+def test_decoding_is_as_fast_as_measured(name: str, gpus: int, seconds: float) -> None:
+    model = subject_of(name).model
+    assert model is not None
+    cluster = Cluster(gpu=find_gpu("a100-sxm-80gb"), gpus_per_node=gpus)
+    found = step_seconds(
+        Engine(model=model, rank=Rank(tensor=gpus), cluster=cluster),
+        Step(decoding=1, context=1024),
+    )
+    assert found == pytest.approx(seconds, rel=0.1)
+
+
+def test_a_step_of_many_costs_little_more_than_of_one() -> None:
+    """Weights are read once for all; a mixture reads more experts the more tokens choose."""
+    cluster = Cluster(gpu=find_gpu("h100-sxm"))
+    for name, most in (("qwen3-8b", 1.5), ("qwen3-30b-a3b", 12)):
+        model = subject_of(name).model
+        assert model is not None
+        engine = Engine(model=model, rank=Rank(), cluster=cluster)
+        one = step_seconds(engine, Step(decoding=1, context=512))
+        many = step_seconds(engine, Step(decoding=16, context=512))
+        assert one is not None
+        assert many is not None
+        assert 1 < many / one < most
