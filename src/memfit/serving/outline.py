@@ -66,6 +66,8 @@ def outline(
             made = maker(inner)
         else:
             made = build({**inner, "model_type": SAME_TEXT.get(kind, kind)})
+            if any(one.captured is not None for one in made.layers):
+                return None  # an engine has to know what to split, and what a request keeps
     except (InputError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
     rest = (parameters or 0) - made.parameters
