@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import Problem
@@ -13,7 +14,7 @@ from memfit.words import Ask, gather
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
     from memfit.job import Job
-    from memfit.runs.whole_run import Given
+    from memfit.runs.walker import Given
     from memfit.strategy import Strategy
 
 # Options that say something of a run alone.
@@ -52,7 +53,7 @@ def run_of(
     from memfit.runs.batches import Sampling, batches
     from memfit.runs.lengths import read_lengths
     from memfit.runs.texts import Counting
-    from memfit.runs.whole_run import Given
+    from memfit.runs.walker import Given
 
     counting = Counting(
         tokenizer=ask.tokenizer,
@@ -83,11 +84,11 @@ def run_of(
         steps=ask.steps,
         seed=ask.seed,
         evaluate_every=ask.evaluate_every,
+        compared=ask.advise,
     )
     padded = sorted(batches(lengths.tokens, sampling, given.count, ask.seed).longest)
-    usual = padded[len(padded) // 2]
-    top = given.top
-    return dataclasses.replace(job, seq=usual, longest=top if top > usual else 0), given
+    usual, longest = padded[len(padded) // 2], padded[-1]
+    return dataclasses.replace(job, seq=usual, longest=longest if longest > usual else 0), given
 
 
 def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:
@@ -131,17 +132,36 @@ def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:
     ]
 
 
-def with_run(found: Estimate, job: Job, given: Given, limit: int) -> Estimate:
+def worst_job(job: Job, given: Given | None) -> Job:
+    """What advice is for: steps that are all as long as the longest one."""
+    return job if given is None else dataclasses.replace(job, seq=job.longest or job.seq, longest=0)
+
+
+def command_job(way: Job, job: Job, given: Given | None) -> Job:
+    """As it is asked: `seq` is the length at which texts are cut, unless the way cuts them."""
+    if given is None or way.seq != (job.longest or job.seq):
+        return way
+    return dataclasses.replace(way, seq=given.sampling.limit)
+
+
+def run_flags(ask: Ask) -> str:
+    """The options of the run, as they are typed."""
+    words = [
+        f" --{name.replace('_', '-')} {shlex.quote(str(getattr(ask, name)))}"
+        for name in ("lengths", *OF_A_RUN)
+        if getattr(ask, name) != getattr(Ask, name)
+    ]
+    return "".join(words)
+
+
+def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
     """The answer for the whole run: what the allocator holds at its end, and the verdict by the
     probability that it runs out of memory."""
     from memfit.runs.whole_run import whole_run
 
-    cut = dataclasses.replace(job, seq=limit, longest=0)
+    cut = dataclasses.replace(job, seq=given.sampling.limit, longest=0)
     run = whole_run(found, cut, given)
-    held = max(found.held, run.reserved)
-    if found.usable is not None and run.squeezed is not None:
-        held = run.squeezed
-    held = max(held, found.memory.allocated)
+    held = max(found.memory.allocated, run.reserved if run.squeezed is None else run.squeezed)
     memory = dataclasses.replace(found.memory, reserved=held)
     verdict = found.verdict
     if run.probability is not None:

@@ -27,7 +27,7 @@ from memfit.verb_capture import capture
 from memfit.verb_card import card
 from memfit.verb_plan import plan
 from memfit.verb_report import cache_state, report_of
-from memfit.verb_run import run_of, with_run
+from memfit.verb_run import command_job, run_flags, run_of, with_run, worst_job
 from memfit.verb_serving import shared_by_default
 from memfit.words import (
     OTHERWISE,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.model.modules import Model
     from memfit.model.source import Source
     from memfit.plan.study import Study
-    from memfit.runs.whole_run import Given
+    from memfit.runs.walker import Given
     from memfit.tape import Producer, Tape
     from memfit.trace.launch import Answer, Progress
     from memfit.truth.accuracy import Accuracy
@@ -109,7 +109,6 @@ class Question:
     notes: tuple[Problem, ...] = ()  # what was assumed about the names as typed
     reasons: tuple[Problem, ...] = ()  # why no formulas answer it, where a trace does
     run: Given | None = None  # over real lengths; `job` has its usual and its longest batch
-    limit: int = 0  # at which its texts are cut
 
 
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
@@ -152,7 +151,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     )
     named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
-    limit, (job, run) = job.seq, run_of(ask, job, strategy, subject, problems)
+    job, run = run_of(ask, job, strategy, subject, problems)
     if built is not None and built.graphs is not None:
         built = with_head(built, job.head, job.labels)
     problems += [one for one in later if one not in problems]
@@ -198,7 +197,6 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         ),
         reasons=tuple(reasons),
         run=run,
-        limit=limit,
     )
 
 
@@ -530,11 +528,11 @@ def answer(
         )
         found = dataclasses.replace(found, answers=answers)
     if asked.run is not None and found.source == "formula":
-        found = with_run(found, job, asked.run, asked.limit)
+        found = with_run(found, job, asked.run)
     if ask.advise and cluster is not None:
         from memfit.plan.advice import advice
 
-        known = advice(model, job, cluster, asked.strategy)
+        known = advice(model, worst_job(job, asked.run), cluster, asked.strategy)
         ways = tuple(spelled(way, asked) for way in known.ways)
         found = dataclasses.replace(found, advice=dataclasses.replace(known, ways=ways))
     tokens = ask.dataset_tokens or ask.examples * job.seq
@@ -649,7 +647,8 @@ def with_next_way(found: Estimate, asked: Question) -> Estimate:
     if found.advice is not None:
         best = found.advice.ways[0] if found.advice.ways else None
     else:
-        best = next_way(asked.model, asked.job, asked.cluster, asked.strategy)
+        worst = worst_job(asked.job, asked.run)
+        best = next_way(asked.model, worst, asked.cluster, asked.strategy)
         best = None if best is None else spelled(best, asked)
     return dataclasses.replace(found, next_way=best)
 
@@ -662,7 +661,8 @@ def spelled(way: Way, asked: Question) -> Way:
     assert cluster is not None
     place = asked.place if cluster == asked.cluster else gpu_words(cluster)
     config, half = asked.model.config, cluster.gpu.half
-    text = command(asked.subject, way.job, place, way.strategy, config, half)
+    job = command_job(way.job, asked.job, asked.run)
+    text = command(asked.subject, job, place, way.strategy, config, half) + run_flags(asked.ask)
     return dataclasses.replace(way, command=text)
 
 

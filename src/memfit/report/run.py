@@ -11,6 +11,7 @@ from memfit.answers import RunChange, RunStep, WholeRun
 from memfit.estimate import Estimate
 from memfit.report.figures import bar, gib
 from memfit.report.pace import duration
+from memfit.runs.changes import COMPARED
 
 # (path, type, meaning), as in `codec.FIELDS`.
 RUN: tuple[tuple[str, str, str], ...] = (
@@ -115,10 +116,10 @@ def headline(estimate: Estimate) -> Iterator[str]:
         return
     steps = f"{len(run.steps):,} steps"
     if run.probability == 0:
-        yield f"no order of the texts runs out of memory within {steps}"
+        yield f"no order of the texts runs out of memory in {steps}"
         return
-    by = "" if run.half is None else f", half of that by step {run.half:,}"
-    yield f"{chance(run.probability)} chance of running out of memory within {steps}{by}"
+    by = "" if run.half is None else f", half of it by step {run.half:,}"
+    yield f"{chance(run.probability)} chance of running out of memory in {steps}{by}"
 
 
 def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
@@ -142,6 +143,8 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
     )
     if run.died is not None:
         yield f"dies       this order runs out of memory in step {run.died + 1:,}"
+    if run.evaluation is not None:
+        yield f"evaluation {gib(run.evaluation)} GiB allocated, on batches of the longest texts"
     yield f"padding    {chance(run.padding)} of all tokens"
     if run.seconds is not None and run.tokens_per_second is not None:
         yield (
@@ -183,15 +186,16 @@ def marks(run: WholeRun) -> Iterator[RunStep]:
 def changes(run: WholeRun) -> Iterator[str]:
     if not run.changes:
         return
-    yield "what would change it"
+    many = min(COMPARED, len(run.steps))
+    yield f"what would change it (reserved after {many:,} steps, chance of running out of memory)"
     for one in run.changes:
-        yield f"  {one.flags:<42}{change_words(one)}"
+        yield f"  {one.flags or one.name:<38}{change_words(one)}"
 
 
 def change_words(one: RunChange) -> str:
     words = [
-        *([] if one.reserved is None else [f"{gib(one.reserved)} GiB reserved"]),
-        *([] if one.probability is None else [f"{chance(one.probability)} out of memory"]),
+        *([] if one.reserved is None else [f"{gib(one.reserved)} GiB"]),
+        *([] if one.probability is None else [chance(one.probability)]),
         *([] if one.slower is None else [f"{100 * one.slower:+.0f} % time"]),
     ]
     return ", ".join(words)

@@ -128,6 +128,8 @@ def next_step(estimate: Estimate) -> Iterator[str]:
     if best is not None:
         yield f"next step: {best.command}"
         yield f"  fits: {gib(best.device)} GiB ({KINDS[best.kind]})"
+    elif estimate.verdict == "fits" and estimate.run is not None and not estimate.run.changes:
+        yield "next step: add --advise to see what would change the run"
     elif estimate.verdict == "fits" and not estimate.answers and estimate.source == "formula":
         yield "next step: add --largest-batch or --longest-seq to see how far it goes"
     elif estimate.verdict in ("no", "tight") and estimate.source == "formula":

@@ -21,6 +21,7 @@ Slot: TypeAlias = "tuple[str, str, str, int]"  # part, module, op, and which of 
 Cuts: TypeAlias = (
     "Callable[[int, bool], Cut]"  # by tokens per sequence, and whether it is for the first step
 )
+ENDS = ("evaluate", "save")  # phases that come between steps, or behind them
 
 
 class Unit(NamedTuple):
@@ -44,7 +45,8 @@ class Cut(NamedTuple):
     begin: Unit | None
     micro: tuple[Unit, ...]
     step: Unit
-    evaluate: Unit | None
+    evaluate: tuple[Unit, ...]
+    merge: tuple[Unit, ...]
 
 
 class Step(NamedTuple):
@@ -63,6 +65,7 @@ class Replayed:
     steps: tuple[Step, ...]
     load: Step
     evaluation: Step | None
+    merge: Step | None
     oom: OutOfMemory | None
     died: int | None
     replays: int
@@ -83,8 +86,7 @@ class Replayed:
     def all(self) -> Iterator[Step]:
         yield self.load
         yield from self.steps
-        if self.evaluation is not None:
-            yield self.evaluation
+        yield from (one for one in (self.evaluation, self.merge) if one is not None)
 
 
 def cut(tape: Tape, *, first: bool = True) -> Cut:
@@ -100,17 +102,18 @@ def cut(tape: Tape, *, first: bool = True) -> Cut:
     born: dict[int, Slot] = {}
     units: dict[tuple[str, int], list[Unit]] = {}
     for kind, step, start, end in spans:
-        if first or step == last or kind == "evaluate":
+        if first or step == last or kind in ENDS:
             unit = _unit(tape.events[start:end], born, whole=kind in ("load", "step"))
             units.setdefault((kind, step), []).append(unit)
-    evaluations = [some for (kind, _), some in units.items() if kind == "evaluate"]
+    ends = {kind: some for (kind, _), some in units.items() if kind in ENDS}
     return Cut(
         load=units["load", 0][0] if first else None,
         began=tuple(units["micro", begin]) if first else (),
         begin=units["step", begin][0] if first else None,
         micro=tuple(units["micro", last]),
         step=units["step", last][0],
-        evaluate=evaluations[-1][-1] if evaluations else None,
+        evaluate=tuple(ends.get("evaluate", ())[-1:]),
+        merge=tuple(ends.get("save", ())[-1:]),
     )
 
 
@@ -240,10 +243,13 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Course:
     """What is run: the lengths of every step's micro-batches, and after how many steps the run is
-    evaluated (0: never)."""
+    evaluated (0: never), on batches of the `longest` texts. `merged`: adapters are merged into the
+    weights at the end."""
 
     steps: tuple[tuple[int, ...], ...]
     evaluate_every: int = 0
+    longest: int = 0
+    merged: bool = False
 
 
 def replay_run(
@@ -273,14 +279,17 @@ def replay_run(
         if failure is None:
             found.append(step)
         if course.evaluate_every and (number + 1) % course.evaluate_every == 0 and failure is None:
-            evaluate = cuts(lengths[0], False).evaluate
-            if evaluate is not None:
-                evaluation, failure = run.played([evaluate])
-                known.layout = run.allocator.layout()
+            evaluate = cuts(course.longest or lengths[0], False).evaluate
+            evaluation, failure = run.played(evaluate)
+            known.layout = run.allocator.layout()
+    merge = None
+    if course.merged and failure is None:
+        merge, failure = run.played(cuts(course.steps[-1][-1], False).merge)
     return Replayed(
         steps=tuple(found),
         load=load,
         evaluation=evaluation,
+        merge=merge,
         oom=failure,
         died=len(found) if failure is not None else None,
         replays=replays,

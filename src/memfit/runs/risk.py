@@ -1,0 +1,98 @@
+"""How likely a run dies, and by which step: over seeded orders of its texts, and over how far
+estimates are off."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+
+from memfit.band import exceeding
+from memfit.runs.batches import longest_batches
+from memfit.runs.walker import Given, Walker
+from memfit.simulate.run import Course
+from memfit.simulate.settings import Settings
+
+ORDERS, LOOKED_AT = 100, 5_000_000  # seeded orders, and texts in all of them together
+FIXED = ("as-is", "sorted")  # orders that are the same for every seed
+NARROW = 6  # halvings of what a step needs at least
+CHECKPOINTS = (1, 2, 5)  # steps at which the probability is reported, times powers of ten
+
+Records = tuple[tuple[tuple[int, int], ...], ...]
+
+
+def records(given: Given) -> Records:
+    """(step, tokens) of every batch that is longer than all before it, for each seeded order."""
+    tokens, sampling, count = given.lengths.tokens, given.sampling, given.count
+    each = count * sampling.batch * sampling.accumulate * sampling.ranks
+    if sampling.order != "shuffled":
+        each = max(each, len(tokens))  # all texts are sorted
+    fixed = sampling.order in FIXED or sampling.packing
+    orders = 1 if fixed else max(3, min(ORDERS, LOOKED_AT // each))
+    found = []
+    for order in range(orders):
+        longest, own = 0, []
+        for step, size in enumerate(longest_batches(tokens, sampling, count, given.seed + order)):
+            if size > longest:
+                longest = size
+                own.append((step, size))
+        found.append(tuple(own))
+    return tuple(found)
+
+
+class Risk:
+    """A step of so many tokens dies where what it needs, times how far published peaks were off, is
+    more than the GPU offers."""
+
+    def __init__(self, walker: Walker, settings: Settings, usual: int, accumulate: int) -> None:
+        found = walker.found
+        assert found.usable is not None
+        self.walker, self.settings = walker, settings
+        self.usual, self.accumulate = walker.shape(usual), accumulate
+        self.usable, self.outside = found.usable[0], found.outside
+        self.gaps = self._gaps()
+        self.chance = cache(self._chance)
+
+    def _chance(self, tokens: int) -> float:
+        return exceeding(self.usable / (self.gaps * self.walker.live(tokens) + self.outside))
+
+    def by(self, orders: Records, count: int, limit: int | None = None) -> list[float]:
+        """The probability that the run has died after each step; `limit`: with texts cut there."""
+        changes = [0.0] * count
+        for order in orders:
+            known = 0.0
+            for step, tokens in order:
+                chance = self.chance(tokens if limit is None else min(tokens, limit))
+                changes[step] += (chance - known) / len(orders)
+                known = chance
+        return [min(1.0, max(0.0, one)) for one in accumulate(changes)]
+
+    def _gaps(self) -> float:
+        """The least memory in which the longest step goes through, over its live peak: the
+        allocator gives back what is free as a whole, not the gaps between live blocks."""
+        walker, many = self.walker, self.accumulate
+        steps = ((self.usual,) * many, (self.usual,) * many, (walker.top,) * many)
+        course = Course(steps=steps)
+        free = walker.replay(course, self.settings)
+        low, high = free.allocated, free.reserved
+        for _ in range(NARROW):
+            middle = (low + high) // 2
+            if walker.replay(course, self.settings, middle).died is None:
+                high = middle
+            else:
+                low = middle
+        return high / free.allocated
+
+
+def checkpoints(count: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 … and the last step."""
+    found = [one * 10**power for power in range(8) for one in CHECKPOINTS]
+    return (*(one for one in found if one < count), count)
+
+
+def half_of(by: Sequence[float]) -> int | None:
+    """The step until which half of the runs that die have died; from 1."""
+    if not by or by[-1] <= 0:
+        return None
+    return bisect_left(by, by[-1] / 2) + 1
