@@ -16,7 +16,7 @@ FITS, DOES_NOT = 0, 1
 FLAG = click.Option(
     ["--engine"],
     metavar="NAME",
-    help=("serving engine, with its own flags: vllm, sglang, llama.cpp …"),
+    help=("serving engine, with its own flags: vllm, sglang, llama.cpp, tgi …"),
 )
 OWN = ("gpu", "gpus", "memory", "engine", "engine-version", "format")  # memfit's own, with a value
 SWITCHES = ("json", "explain", "offline", "help")

@@ -1,8 +1,8 @@
 """Serving engines: what their start-up logs will say, before anything is downloaded.
 
-One folder per engine, each by the engine's own rules. An engine owns its options as data, reads its
-own command line and answers a `Question` with a `ServingAnswer`. `ENGINES` names the folders; an
-engine is imported when somebody asks for it.
+One folder per engine, each by the engine's own rules; `paged` holds those known in less detail. An
+engine owns its options as data, reads its own command line and answers a `Question` with a
+`ServingAnswer`. `ENGINES` names the folders; an engine is imported when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,22 @@ ENGINES: dict[str, str] = {
     "sglang": "memfit.serving.sglang",
     "llamacpp": "memfit.serving.llamacpp",
     "ollama": "memfit.serving.llamacpp.ollama",
+    "tensorrt-llm": "memfit.serving.paged.tensorrt_llm",
+    "tgi": "memfit.serving.paged.tgi",
+    "lmdeploy": "memfit.serving.paged.lmdeploy",
+    "mlx": "memfit.serving.paged.mlx",
 }
 ALIASES: dict[str, str] = {
     "llama.cpp": "llamacpp",
     "llama-cpp": "llamacpp",
     "llama-server": "llamacpp",
+    "trtllm": "tensorrt-llm",
+    "trt-llm": "tensorrt-llm",
+    "tensorrt_llm": "tensorrt-llm",
+    "text-generation-inference": "tgi",
+    "turbomind": "lmdeploy",
+    "mlx-lm": "mlx",
+    "mlx_lm": "mlx",
 }
 
 

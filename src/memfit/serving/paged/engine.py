@@ -1,0 +1,422 @@
+"""What the engines of this folder share: their settings, the weights of a rank, the largest step,
+and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.formats import FORMATS
+from memfit.hardware.nccl import communicator
+from memfit.hardware.outside import context
+from memfit.lazy_dataclass import dataclass
+from memfit.model.modules import MLP, Attention, Latent, Model, MoE
+from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.parts import Recurrent
+from memfit.serving.result import Pool, ServingAnswer
+from memfit.serving.stored import PLAIN, Scheme, read_scheme
+from memfit.serving.vllm.profile import layer_peak
+from memfit.serving.weights import Rank, kv_heads, rank_bytes
+from memfit.units import GIB
+
+TORCH = (2, 7)  # that the engines of 2025 install, for NCCL's version
+EIGHTH, FOURTH = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fn", "int8", "8"), ("int4", "4")
+HALVES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Settings after the engine's defaults. `cell` is what a token takes in the cache of one
+    rank."""
+
+    subject: Subject
+    model: Model
+    rank: Rank
+    options: Mapping[str, Any]
+    tensor: int
+    gpus: int
+    length: int
+    step: int
+    width: int
+    cell: int
+    states: int
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Bytes of one GPU that the cache cannot have."""
+
+    context: int
+    weights: int
+    activation: int
+    outside: int
+
+    @property
+    def all(self) -> int:
+        return self.context + self.weights + self.activation + self.outside
+
+
+Budget = Callable[[Setup, Device, Held], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paged:
+    """An engine with a paged cache. `tensor`, `pipeline`, `length` and `step` name its own options;
+    `budget` is its rule; `starts` are the words that begin its command line."""
+
+    name: str
+    title: str
+    newest: str
+    options: tuple[Option, ...]
+    starts: tuple[tuple[str, ...], ...]
+    model_flags: tuple[str, ...]
+    budget: Budget
+    tensor: str = "tp"
+    pipeline: str = ""
+    length: str = "session_len"
+    step: str = ""
+    steps: int = 8192
+    block: int = 1
+    caches: str = "kv_cache_dtype"
+    unified: bool = False
+    grows: bool = False  # the cache holds what is asked of it, not all that there is room for
+    weigh: Callable[[Setup], int] | None = None
+    names: Callable[[str], Subject | None] = field(default=lambda name: None)
+    log: Callable[[Mapping[str, float]], tuple[str, ...]] = field(default=lambda figures: ())
+    rows: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
+    figures: Callable[[Mapping[str, Any]], dict[str, float]] = field(default=lambda figures: {})
+    needs_memory = True
+
+    def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """The model and the flags of the engine's own command line."""
+        rest = list(words)
+        start = next((one for one in self.starts if tuple(rest[: len(one)]) == one), None)
+        if start is None:
+            raise InputError.one(
+                f"`{' '.join(rest[:2])[:60]}` does not start {self.title}",
+                where="command",
+                hint=f"write `-- {' '.join(self.starts[0])} … MODEL`",
+            )
+        rest = rest[len(start) :]
+        named = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+        for index, word in enumerate(rest):
+            flag, equals, value = word.partition("=")
+            if flag in self.model_flags:
+                named = value if equals else rest[index + 1] if index + 1 < len(rest) else ""
+        return named, tuple(rest)
+
+    def subject(self, name: str, offline: bool = False) -> Subject | None:
+        """A model whose name only this engine understands."""
+        return self.names(name)
+
+    def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a published row, by name."""
+        known = {option.name for option in self.options if not option.silent}
+        made = {**row, **self.rows(row)}
+        return {name: value for name, value in made.items() if name in known and value is not None}
+
+    def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        """Figures of a published row under the answer's names."""
+        return self.figures(figures)
+
+    def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
+        """None: rows name their models."""
+        return None
+
+    def answer(self, question: Question) -> ServingAnswer:
+        """Weights, the largest step and the cache."""
+        setup = set_up(self, question)
+        weights = rank_bytes(setup.model, setup.rank) if self.weigh is None else self.weigh(setup)
+        device = question.devices[0] if question.devices else None
+        if device is None:
+            need = setup.length * setup.cell + setup.states
+            found = (
+                Pool(name="weights", bytes=weights),
+                Pool(name="KV cache", bytes=need, how=f"{setup.length:,} tokens"),
+            )
+            figures = {"weights_gib": weights / GIB, "kv_gib": need / GIB}
+            return answer_of(self, question, setup, pools=found, figures=figures)
+        return whole(self, question, setup, device, weights)
+
+
+def whole(
+    engine: Paged, question: Question, setup: Setup, device: Device, weights: int
+) -> ServingAnswer:
+    """With a GPU: what the engine's rule leaves to the cache."""
+    gpu = device.gpu
+    ranks = 0 if gpu is None else communicator(gpu, setup.tensor, 1, TORCH).high
+    held = Held(
+        context=0 if gpu is None or engine.unified else context(gpu).high,
+        weights=weights,
+        activation=largest_step(setup),
+        outside=0 if engine.unified else ranks,
+    )
+    given = engine.budget(setup, device, held) - setup.states
+    page = setup.cell * engine.block
+    tokens = max(0, given // page) * engine.block if page else 0
+    figures = {
+        "weights_gib": weights / GIB,
+        "activation_gib": held.activation / GIB,
+        "kv_gib": tokens * setup.cell / GIB,
+        "available_kv_gib": max(0, given) / GIB,
+        "kv_tokens": tokens,
+        "max_concurrency": tokens / setup.length if setup.length else 0.0,
+        "max_concurrency_len": setup.length,
+    }
+    used = min(tokens, -(-setup.length // engine.block) * engine.block) if engine.grows else tokens
+    failure, remedy = "", ""
+    if tokens <= 0 and page:
+        failure = "out of memory: nothing is left for the cache"
+        remedy = more_gpus(engine, setup, device, held)
+    elif held.all + used * setup.cell > device.total:
+        failure = "out of memory in the largest step: the cache leaves too little"
+        remedy = f"a smaller `--{engine.step.replace('_', '-')}`, or a smaller share for the cache"
+    found = (
+        Pool(name="CUDA context", bytes=held.context),
+        Pool(name="weights", bytes=weights),
+        Pool(name="largest step", bytes=held.activation),
+        Pool(name="NCCL", bytes=held.outside),
+        Pool(name="KV cache", bytes=used * setup.cell),
+        Pool(name="states", bytes=setup.states),
+    )
+    return answer_of(
+        engine,
+        question,
+        setup,
+        pools=found,
+        figures=figures,
+        failure=failure,
+        remedy=remedy,
+    )
+
+
+def answer_of(
+    engine: Paged,
+    question: Question,
+    setup: Setup,
+    *,
+    pools: tuple[Pool, ...],
+    figures: Mapping[str, float],
+    failure: str = "",
+    remedy: str = "",
+) -> ServingAnswer:
+    """The answer with what all cases share."""
+    device = question.devices[0] if question.devices else None
+    version = question.version or engine.newest
+    return ServingAnswer(
+        engine=engine.name,
+        title=engine.title,
+        version=version,
+        model=setup.subject.name,
+        origin=setup.subject.origin,
+        parameters=setup.subject.parameters or setup.model.parameters,
+        gpu="" if device is None else device.name,
+        gpus=setup.gpus,
+        usable=None if device is None else device.total,
+        pools=tuple(pool for pool in pools if pool.bytes or pool.name in ("weights", "KV cache")),
+        figures=figures,
+        log=() if failure or device is None else engine.log(figures),
+        failure=failure,
+        remedy=remedy,
+        problems=(*setup.problems, *notices(engine, setup, figures)),
+    )
+
+
+def notices(engine: Paged, setup: Setup, figures: Mapping[str, float]) -> list[Problem]:
+    """That this engine is known in less detail, and that one whole request does not fit."""
+    found = []
+    tokens = figures.get("kv_tokens")
+    if tokens and tokens < setup.length:
+        found.append(
+            Problem(
+                level="warning",
+                message=f"the cache holds {int(tokens):,} tokens, less than one request of "
+                f"{setup.length:,}",
+                where=engine.length,
+            )
+        )
+    found.append(
+        Problem(
+            level="note",
+            message=f"{engine.title} is known in less detail than vLLM, SGLang and llama.cpp: "
+            "weights, the largest step, and the fraction that its cache gets",
+            where="engine",
+        )
+    )
+    return found
+
+
+def more_gpus(engine: Paged, setup: Setup, device: Device, held: Held) -> str:
+    """The setting under which the weights leave room."""
+    if engine.unified:
+        return "--q-bits 4"
+    flag = next(one.flags[0] for one in engine.options if one.name == engine.tensor)
+    for ranks in (2, 4, 8, 16):
+        if ranks > setup.tensor and held.weights * setup.tensor / ranks < 0.7 * device.total:
+            return f"{flag} {ranks}"
+    return "a larger GPU, or weights in fewer bits"
+
+
+def set_up(engine: Paged, question: Question) -> Setup:
+    """The settings, or all problems at once."""
+    options, subject = question.options, question.subject
+    model = subject.model
+    if model is None:
+        raise InputError.one(
+            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
+            where="model",
+        )
+    problems: list[Problem] = []
+    tensor = int(options.get(engine.tensor) or 1)
+    pipeline = int(options.get(engine.pipeline) or 1) if engine.pipeline else 1
+    scheme = scheme_of(subject.config, problems)
+    problems += split_problems(engine, model, tensor)
+    raise_errors(problems)
+    width = width_of(model, options)
+    length = int(options.get(engine.length) or 0) or model.positions or 2048
+    step = int(options.get(engine.step) or 0) if engine.step else 0
+    gpu = question.devices[0].gpu if question.devices else None
+    rank = Rank(
+        tensor=tensor,
+        sm=None if gpu is None else gpu.sm,
+        width=width,
+        scheme=scheme,
+        positions=max(model.positions, length),
+        layers=(0, -(-len(model.layers) // pipeline)),
+        last=pipeline == 1,
+    )
+    cell, states = cached(model, rank, cache_width(engine, options, scheme, width))
+    return Setup(
+        subject=subject,
+        model=model,
+        rank=rank,
+        options=options,
+        tensor=tensor,
+        gpus=tensor * pipeline,
+        length=length,
+        step=step or engine.steps,
+        width=width,
+        cell=cell,
+        states=states,
+        problems=tuple(problems),
+    )
+
+
+def scheme_of(config: Mapping[str, Any], problems: list[Problem]) -> Scheme:
+    """How the weights are stored."""
+    found = read_scheme(config)
+    if found is None:
+        method = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
+        problems.append(
+            Problem(
+                message=f"unknown quantization method `{method}`",
+                where="config.quantization_config",
+            )
+        )
+    return found or PLAIN
+
+
+def split_problems(engine: Paged, model: Model, tensor: int) -> list[Problem]:
+    """Heads that the ranks cannot share."""
+    heads = next(
+        (
+            block.mixer.heads
+            for layer in model.layers
+            for block in layer.blocks
+            if isinstance(block.mixer, (Attention, Latent))
+        ),
+        tensor,
+    )
+    if tensor > 0 and heads % tensor == 0:
+        return []
+    return [
+        Problem(
+            message=f"{heads} attention heads cannot be split over {tensor} GPUs",
+            where=engine.tensor,
+            hint=f"use {', '.join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)}",
+        )
+    ]
+
+
+def width_of(model: Model, options: Mapping[str, Any]) -> int:
+    """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
+    name = str(options.get("dtype") or "auto")
+    if name in HALVES:
+        return HALVES[name]
+    return 2 if model.dtype == "float32" else FORMATS.find(model.dtype).block_bytes
+
+
+def cache_width(engine: Paged, options: Mapping[str, Any], scheme: Scheme, width: int) -> float:
+    """Bytes of a cached value. Without a word of it a ModelOpt checkpoint in 8 or 4 bits brings an
+    fp8 cache along (hf_quant_config.json `kv_cache_quant_algo`)."""
+    asked = str(options.get(engine.caches) or "auto").lower()
+    if asked in FOURTH:
+        return 0.5
+    if asked in EIGHTH:
+        return 1.0
+    if asked == "auto" and engine.name == "tensorrt-llm" and scheme.kind in ("fp8", "nvfp4"):
+        return 1.0
+    return float(width)
+
+
+def cached(model: Model, rank: Rank, width: float) -> tuple[int, int]:
+    """Bytes of a token in the cache of one rank, and of the states of one request."""
+    cell = 0.0
+    states = 0
+    low, high = rank.layers
+    for layer in model.layers[low:high]:
+        for block in layer.blocks:
+            mixer = block.mixer
+            if isinstance(mixer, Attention):
+                cell += 2 * kv_heads(mixer.kv_heads, rank.heads) * mixer.head * width
+            elif isinstance(mixer, Latent):
+                cell += mixer.cached * width
+            elif isinstance(mixer, Recurrent):
+                states += (mixer.conv * rank.width + mixer.state * 4) // rank.heads
+    return int(cell), states
+
+
+def largest_step(setup: Setup) -> int:
+    """The largest moment of a step without compilation: the residual, the layer's input and output
+    and the feed-forward's input, beside the widest pair of neighbours; weights in fp8 take a copy
+    of their input in 8 bits."""
+    model, rank, tokens = setup.model, setup.rank, setup.step
+    stream = 4 * tokens * model.width * setup.width
+    widest = max(
+        (
+            layer_peak(block.mixer, rank, tokens, setup.width) + copied(block.mixer, rank, tokens)
+            for layer, _ in model.kinds
+            for block in layer.blocks
+        ),
+        default=0,
+    )
+    return stream + widest
+
+
+def copied(mixer: object, rank: Rank, tokens: int) -> int:
+    """The input of a feed-forward's last product in 8 bits."""
+    if rank.scheme.kind != "fp8":
+        return 0
+    if isinstance(mixer, MLP):
+        return tokens * mixer.down.inputs // rank.tensor
+    return tokens * mixer.active * mixer.width // rank.tensor if isinstance(mixer, MoE) else 0
+
+
+def option(
+    name: str, kind: str, help: str, *short: str, underscores: bool = False, **more: Any
+) -> Option:
+    """An option whose flag is its name, with dashes or (as TensorRT-LLM writes it) underscores."""
+    spelled = (f"--{name.replace('_', '-')}", f"--{name}")
+    spelled = spelled[::-1] if underscores else spelled
+    return Option(name=name, flags=(*dict.fromkeys(spelled), *short), kind=kind, help=help, **more)
+
+
+def silent(*names: str, kind: str = "text") -> tuple[Option, ...]:
+    """Options that do not change the memory."""
+    return tuple(option(name, kind, "", silent=True) for name in names)
+
+
+__all__ = ["Held", "Paged", "Setup", "option", "silent"]

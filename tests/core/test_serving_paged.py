@@ -1,0 +1,108 @@
+"""TensorRT-LLM, TGI, LMDeploy and MLX: weights, the largest step, and the fraction of the cache."""
+
+from __future__ import annotations
+
+import pytest
+
+import memfit
+from memfit.cli import main
+from memfit.errors import InputError
+from memfit.hardware import find_gpu
+from memfit.hardware.outside import context
+from memfit.serving import find_engine
+from memfit.truth.served import judge, read_served
+from memfit.units import GIB
+
+CELL = 36 * 2 * 8 * 128 * 2  # a token of Qwen3-8B in 16 bits: layers, keys and values, heads, size
+
+
+def test_published_logs_of_tensorrt_llm() -> None:
+    """Rows of the PyTorch back end; one that tells nothing of its second GPU is left out."""
+    rows = [
+        row
+        for row in read_served()
+        if row.engine == "tensorrt-llm"
+        and row.options.get("engine_type") == "PyTorch back end"
+        and row.figures.get("kv_gib_profiling_phase")
+    ]
+    assert len(rows) == 7
+    for row in rows:
+        found = judge(row)
+        assert found.answered
+        for figure, most in (("weights_gib", 0.01), ("activation_gib", 0.05), ("kv_tokens", 0.031)):
+            error = found.error(figure)
+            assert error is not None
+            assert abs(error) < most, (row.id, figure, error)
+
+
+def test_an_engine_that_was_built_is_refused() -> None:
+    row = next(row for row in read_served() if row.id == "tensorrt-llm-0020")
+    assert "trtllm-build" in judge(row).reason
+
+
+def test_lmdeploy_takes_a_share_of_what_the_weights_leave() -> None:
+    found = memfit.serve("qwen3-8b", engine="lmdeploy", gpu="rtx-4090", cache_max_entry_count=0.5)
+    gpu = find_gpu("rtx-4090")
+    weights = found.figures["weights_gib"] * GIB
+    left = gpu.memory - context(gpu).high - weights
+    assert found.figures["kv_tokens"] == int(left * 0.5) // (CELL * 64) * 64
+    half = memfit.serve(
+        "qwen3-8b", engine="lmdeploy", gpu="rtx-4090", cache_max_entry_count=0.5, quant_policy=8
+    )
+    assert half.figures["kv_tokens"] == pytest.approx(2 * found.figures["kv_tokens"], abs=64)
+
+
+def test_lmdeploy_without_room_for_a_step_does_not_start() -> None:
+    found = memfit.serve("qwen3-8b", engine="lmdeploy", gpu="rtx-4090", cache_max_entry_count=0.95)
+    assert not found.fits
+    assert "--max-prefill-token-num" in found.remedy
+
+
+def test_tgi_leaves_a_tenth_of_the_card() -> None:
+    found = memfit.serve("qwen3-8b", engine="tgi", gpu="rtx-4090")
+    assert found.device == pytest.approx(0.9 * find_gpu("rtx-4090").memory, rel=1e-4)
+    more = memfit.serve("qwen3-8b", engine="tgi", gpu="rtx-4090", max_batch_prefill_tokens=16384)
+    assert more.figures["kv_tokens"] < found.figures["kv_tokens"]
+
+
+def test_mlx_checkpoint_by_name() -> None:
+    """4.52 GB is what the hub shows of the files of mlx-community/Meta-Llama-3.1-8B-Instruct-4bit:
+    4.5 bits a parameter."""
+    found = memfit.serve(
+        "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit",
+        engine="mlx",
+        gpu="mac-16gb",
+        max_kv_size=8192,
+    )
+    assert found.figures["weights_gib"] * GIB == pytest.approx(4.52e9, rel=0.002)
+    assert found.fits
+    cache = next(pool for pool in found.pools if pool.name == "KV cache")
+    assert cache.bytes == 8192 * 32 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "named"),
+    [
+        ("trtllm", "trtllm-serve MODEL --tp_size 2", "MODEL"),
+        ("tgi", "text-generation-launcher --model-id MODEL --num-shard 2", "MODEL"),
+        ("lmdeploy", "lmdeploy serve api_server MODEL --tp 2", "MODEL"),
+        ("mlx-lm", "mlx_lm.server --model MODEL", "MODEL"),
+    ],
+)
+def test_command_lines(engine: str, words: str, named: str) -> None:
+    known = find_engine(engine)
+    assert known.read(words.split())[0] == named
+    with pytest.raises(InputError, match="does not start"):
+        known.read(["vllm", "serve", "MODEL"])
+
+
+def test_ranks_that_do_not_divide_the_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["estimate", "qwen3-8b", "--engine", "tensorrt-llm", "--gpu", "3xh100", "--tp_size"]
+    assert main([*words, "3"]) == 2
+    assert "32 attention heads cannot be split over 3 GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "tgi", "lmdeploy", "mlx"])
+def test_less_detail_is_said(engine: str) -> None:
+    found = memfit.serve("llama-3.2-1b", engine=engine, memory="24GiB")
+    assert any("less detail" in problem.message for problem in found.problems)
