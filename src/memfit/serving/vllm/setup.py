@@ -61,7 +61,7 @@ def set_up(question: Question) -> Setup:
     model = subject.model
     if model is None:
         raise InputError.one(
-            f"not supported yet: model_type `{subject.config.get('model_type')}` yet",
+            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
             where="model",
         )
     tensor, pipeline = (
