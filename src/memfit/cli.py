@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from memfit import __version__, cli_arguments
+from memfit import __version__, cli_arguments, renames
 from memfit.cli_card import routed
 from memfit.cli_errors import complain, envelope, wants_json
 from memfit.cli_help import Helpful, default_text, describe, groups
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         opened()
     words = routed(sys.argv[1:] if arguments is None else arguments, VERBS)
-    with ending():
+    with ending(), renames.listening(renamed):
         code, answer, problems = outcome(words)
         if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
             complain(problems)
@@ -77,6 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         return code
+
+
+def renamed(message: str) -> None:
+    complain((Problem(message=message, level="warning"),))
 
 
 def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:

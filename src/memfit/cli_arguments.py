@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
+from memfit import renames
 from memfit.errors import InputError, Problem
 from memfit.registry import nearest
 from memfit.spellings import AMBIGUOUS, Meaning, meanings, settings, switched, value
@@ -53,6 +54,8 @@ class Reader:
         if name in HELP:
             return [word]
         own = "--" + name.lstrip("-").replace("_", "-").lower()
+        if own not in self.flags and (new := renames.current(own[2:].replace("-", "_"))):
+            own = "--" + new.replace("_", "-")
         folded = own[2:]
         if name in self.flags or own in self.flags:
             name = name if name in self.flags else own

@@ -9,6 +9,7 @@ from dataclasses import field
 from functools import cache
 from typing import Any, NamedTuple
 
+from memfit import renames
 from memfit.errors import InputError, Problem
 from memfit.lazy_dataclass import dataclass
 
@@ -324,6 +325,7 @@ def plain(
     origin: dict[str, str] = {}
     for key, given in values.items():
         name, at = str(key), f"{where}{key}"
+        name = (name not in own and renames.current(name.replace("-", "_"))) or name
         dashed = name.replace("_", "-").lower()
         if name in own:
             sets = {name: value(name, given)}

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit import spellings, trace_fallback
+from memfit import renames, spellings, trace_fallback
 from memfit.defaults import assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.truth.accuracy import Accuracy
     from memfit.truth.speed import Speeds
 
+ADAPTED = ("lora", "qlora")  # methods with a rank of their own
 TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
 
 
@@ -821,6 +822,11 @@ def measure(
     values = {name: value for name, value in given.items() if value is not None}
     known = (*Measuring.__dataclass_fields__, *Job.__dataclass_fields__)
     values = spellings.plain(values, known, problems)
+    spread = bool({"use", "world"} & values.keys()) and values.get("method") not in ADAPTED
+    for old in renames.OPTIONS if spread else ():
+        if old.command == "measure" and old.old in values and old.new not in values:
+            renames.warn(old)
+            values[old.new] = values.pop(old.old)
     how = read_into(
         Measuring,
         {name: values.pop(name) for name in Measuring.__dataclass_fields__ if name in values},

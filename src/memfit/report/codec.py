@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from memfit import renames
 from memfit.errors import Problem
 from memfit.estimate import Estimate, Way
 from memfit.report.explain import workings
@@ -24,6 +25,10 @@ SCHEMA = 1
 # row for an object comes first.
 FIELDS: tuple[tuple[str, str, str], ...] = (
     ("schema", "integer", "version of this format"),
+    ("deprecated", "[]object", "old names that this result still has"),
+    ("deprecated[].name", "string", "the old name"),
+    ("deprecated[].use", "string", "the new name"),
+    ("deprecated[].until", "string", "the version of memfit that drops the old name"),
     (
         "verdict",
         "fits|tight|no?",
@@ -186,6 +191,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
         "changes that make it fit; null without `--advise`",
     ),
     ("advice.helps", "boolean", "false if no change is known"),
+    ("advice.rungs", "[]any", "old name, see `deprecated`: the changes of the first way"),
     ("advice.ways", "[]object", "best first; empty if it already fits"),
     ("advice.ways[].kind", "string", "same, shorter, smaller, method, host or hardware"),
     ("advice.ways[].command", "string", "command for it"),
@@ -259,6 +265,11 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
     usable = estimate.usable
     answer: dict[str, Any] = {
         "schema": SCHEMA,
+        "deprecated": [
+            {"name": one.old, "use": one.new, "until": one.until}
+            for one in renames.FIELDS
+            if one.old.partition(".")[0] != "advice" or estimate.advice is not None
+        ],
         "verdict": estimate.verdict,
         "model": {
             "name": estimate.model.name,
@@ -320,6 +331,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         if estimate.advice is None
         else {
             "helps": estimate.advice.helps,
+            "rungs": [dataclasses.asdict(rung) for rung in estimate.advice.rungs],
             "ways": [
                 {**way_dict(one), "rungs": [dataclasses.asdict(rung) for rung in one.rungs]}
                 for one in estimate.advice.ways
