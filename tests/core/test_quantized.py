@@ -15,7 +15,7 @@ from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
-from memfit.tape import Alloc
+from memfit.tape import Alloc, Free
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -30,6 +30,7 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 PRODUCTS = 2 * (4 * 256 * 256 + 3 * 256 * 512)  # values in the linear layers of both layers
+INPUTS = 2 * (6 * 256 + 512)  # of the linear layers, one after the other
 REST = 2 * (2 * 1024 * 256 + 5 * 256)  # embedding, head and norms in bf16
 
 
@@ -46,10 +47,19 @@ def weights(settings: dict[str, Any] | None) -> int:
         (None, 2 * PRODUCTS),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, PRODUCTS // 16384 * 16388),
         ({"quant_method": "fp8"}, PRODUCTS),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, PRODUCTS // 256 * 133),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            PRODUCTS // 256 * 133 + 4 * INPUTS,
+        ),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, PRODUCTS // 128 * 69),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, PRODUCTS // 8192 * 4101),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, PRODUCTS // 4096 * 4099),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": -1},
+            PRODUCTS // 8192 * 4101 + 4 * INPUTS,
+        ),
+        (
+            {"quant_method": "gptq", "bits": 8, "group_size": -1},
+            PRODUCTS // 4096 * 4099 + 4 * INPUTS,
+        ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, PRODUCTS // 16 * 9),
     ],
 )
@@ -120,3 +130,68 @@ def test_eight_bits_of_autogptq_are_older_kernels() -> None:
         4 * 256 * 256,
         4 * 256 * 512,
     }
+
+
+def quantized(method: str, **more: Any) -> dict[str, Any]:
+    settings = {"quant_method": method, "bits": 4, "group_size": 128}
+    return {**SMALL, **more, "quantization_config": settings}
+
+
+def loaded(config: dict[str, Any], **options: Any) -> list[Alloc]:
+    job = Job(task="inference", seq=128, new_tokens=2, **options)
+    return [event for event in lower(build(config), job) if isinstance(event, Alloc)]
+
+
+def test_scales_zeros_and_indices_are_blocks_of_their_own() -> None:
+    """One matrix of 256 by 256 in 4 bits: values, zero points, scales, and the group of each input
+    (AutoGPTQ 0.7 nn_modules/qlinear/qlinear_exllama.py)."""
+    query = [
+        one.size for one in loaded(quantized("gptq")) if one.where.endswith("0.self_attn.q_proj")
+    ]
+    assert query[:4] == [256 * 256 // 2, 256 * 256 // 256, 256 * 256 // 64, 4 * 256]
+    assert len([one for one in query[:5] if one == 4 * 256]) == 2  # scales happen to be as large
+    query = [
+        one.size for one in loaded(quantized("awq")) if one.where.endswith("0.self_attn.q_proj")
+    ]
+    assert query[:3] == [256 * 256 // 2, 256 * 256 // 256, 256 * 256 // 64]
+
+
+def test_exllama_unpacks_into_one_buffer() -> None:
+    """As large as the largest weight in fp16, kept, in place of a block for each product; there is
+    none where GPTQModel runs, and none for 8 bits."""
+    old = loaded(quantized("gptq"), versions="transformers=4.48")
+    assert [one.size for one in old if one.op == "temp_dq"] == [2 * 256 * 512]
+    assert not [one for one in old if one.op == "dequantize"]
+    new = loaded(quantized("gptq"), versions="transformers=4.49")
+    assert not [one for one in new if one.op == "temp_dq"]
+    assert [one for one in new if one.op == "dequantize"]
+    sorted_rows = quantized("gptq")
+    sorted_rows["quantization_config"]["desc_act"] = True
+    state = [one.size for one in loaded(sorted_rows, versions="transformers=4.48")]
+    assert 2 * 2048 * 512 in state
+
+
+def test_autoawq_stores_a_tied_head_apart() -> None:
+    """Both are there until the weights are tied, after the last of them, and before rotary tables
+    come (which transformers 4.37 has in every layer)."""
+    tied = quantized("awq", tie_word_embeddings=True)
+    job = Job(task="inference", seq=16, new_tokens=1, versions="transformers=4.37")
+    tape = list(lower(build({**tied, "model_type": "qwen2"}), job))
+    apart = next(one for one in tape if isinstance(one, Alloc) and one.op == "load")
+    assert apart.size == 2 * 1024 * 256
+    freed = next(
+        place for place, one in enumerate(tape) if isinstance(one, Free) and one.id == apart.id
+    )
+    weights, tables = (
+        [
+            place
+            for place, one in enumerate(tape)
+            if isinstance(one, Alloc) and one.part == part and ".layers." in one.where
+        ]
+        for part in ("weights", "buffers")
+    )
+    assert max(weights) < freed < min(tables)
+    for config, load in ((tied, "host"), (quantized("awq"), "device_map")):
+        assert not [one for one in loaded(config, load=load) if one.op == "load"]
+    other = quantized("gptq", tie_word_embeddings=True)
+    assert not [one for one in loaded(other, load="device_map") if one.op == "load"]

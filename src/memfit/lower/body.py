@@ -19,10 +19,11 @@ from memfit.lower.engine import EMBED, TAIL, Engine
 from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
-from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
+from memfit.lower.load import head_apart, idle_linears, narrow, prepare, repack, warm_up
 from memfit.lower.recorder import Recorder
+from memfit.lower.stored import exllama_buffers
 from memfit.lower.tensors import Hooks, Storage, Tensor
-from memfit.model.modules import Attention, Latent, Layer, Model, Module
+from memfit.model.modules import Attention, Latent, Layer, Model, Module, Weight
 from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase
 from memfit.techniques.stored import stays
@@ -69,6 +70,7 @@ class Body:
             return
         if self.programs.start is None:
             warm_up(r, self.program)
+        apart = head_apart(r, self.program)
         self.ends.load(model.towers, idle_linears(model.towers))
         for tensor in self.ends.tensors.values():
             tensor.needs = (
@@ -82,8 +84,8 @@ class Body:
             self.ends.load(module.weights(), module.linears())
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark("load", bound.prefix)
-            own = self.programs.layer_buffers or versions.tables
-            bound.load((*entry.layer.weights(), *own(self.program)), entry.layer.linears())
+            own = () if apart else self.layer_buffers()
+            bound.load((*entry.layer.weights(), *own), entry.layer.linears())
         r.mark("load")
         for module in model.final:
             self.ends.load(module.weights(), module.linears())
@@ -98,10 +100,26 @@ class Body:
             self.ends.load((weight for weight in model.head.weights() if weight.role == "bias"), ())
         else:
             self.ends.load(model.head.weights(), (model.head,))
+        if apart:
+            del apart
+            self.load_layer_buffers()
         if self.programs.buffers is not None:
             self.ends.load(self.programs.buffers(self.program), ())
         if self.program.quant is not None and self.program.quant.again:
             self.everywhere(repack, "load")
+        weights = (one for bound in self.layers for one in bound.tensors.values())
+        self.shared += exllama_buffers(r, self.program, weights)
+
+    def layer_buffers(self) -> tuple[Weight, ...]:
+        return tuple((self.programs.layer_buffers or versions.tables)(self.program))
+
+    def load_layer_buffers(self) -> None:
+        """Tables that no checkpoint has follow the last weight (accelerate 1.6 big_modeling.py
+        dispatch_model); the order only shows where a weight was freed before."""
+        for bound in self.layers:
+            self.r.mark("load", bound.prefix)
+            bound.load(self.layer_buffers(), ())
+        self.r.mark("load")
 
     @property
     def stored(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from memfit.formats import BF16, FORMATS, FP16, FP32, Format
 from memfit.lower.bound import Bound
 from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear, Weight
 from memfit.model.quantized import method
 from memfit.program import Program
@@ -52,6 +53,17 @@ def warm_up(r: Recorder, program: Program) -> None:
     limit = program.gpu.memory - KEPT_FREE if program.gpu is not None else size
     block = r.scratch(2 * int(min(size, max(limit, 0)) // 2), "warmup", "weights")
     del block
+
+
+def head_apart(r: Recorder, program: Program) -> Tensor | None:
+    """A tied head that its checkpoint stores beside the embedding, as AutoAWQ writes every tensor
+    of the state dict by itself (0.1.8 to 0.2.6 awq/models/base.py save_quantized). Loaded straight
+    to the GPU it is there until the model ties its weights, after the last of them
+    (transformers 4.46 modeling_utils.py from_pretrained)."""
+    model = program.model
+    if not (model.tied and program.job.mapped and method(model.config) == "awq"):
+        return None
+    return r.tensor((model.vocab, model.width), FORMATS[program.weights], "load", "weights")
 
 
 def packed_names(program: Program) -> Iterator[str]:

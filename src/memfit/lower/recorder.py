@@ -21,6 +21,7 @@ from memfit.lower.lifetimes import Unwinding
 from memfit.lower.strides import kept
 from memfit.lower.tensors import (
     Back,
+    Bundle,
     Choices,
     Elastic,
     Frame,
@@ -244,10 +245,19 @@ class Recorder:
 
     # ----------------------------------------------------------------------------------- the graph
     def leaf(self, shape: Shape, format: Format, name: str, part: Part, needs: bool) -> Tensor:
-        """A parameter or buffer."""
-        tensor = self.tensor(shape, format, "parameter", part)
+        """A parameter or buffer. A packed weight is as many blocks as its library keeps tensors."""
+        if format.apart:
+            tensor = self.packed_leaf(shape, format, part)
+        else:
+            tensor = self.tensor(shape, format, "parameter", part)
         tensor.needs, tensor.name = needs, name
         return tensor
+
+    def packed_leaf(self, shape: Shape, format: Format, part: Part) -> Tensor:
+        """Scales, zero points and indices live as long as the values that they belong to."""
+        sizes = format.tensors(prod(shape), shape[-1])
+        blocks = [self.block(size, "parameter", part) for size in sizes]
+        return Tensor(shape, format, Bundle(blocks, sum(sizes), self.write))
 
     def node(
         self,

@@ -4,8 +4,9 @@ Such weights are never trained.
 fp8 in blocks multiplies as it is, by inputs made fp8 for the occasion (transformers 5.23
 integrations/finegrained_fp8.py FP8Linear). GPTQ and AWQ unpack the whole weight for many rows and
 multiply packed for few: above 50 rows ExLlama's kernels (AutoGPTQ 0.7
-autogptq_extension/exllama/cuda_func/q4_matmul.cu), from 1024 on AutoAWQ's (0.2
-awq/modules/linear/gemm.py); Triton's always unpack when gradients are asked for (AutoGPTQ 0.7
+autogptq_extension/exllama/cuda_func/q4_matmul.cu; the first ones into a buffer of their own), from
+1024 on AutoAWQ's (0.2 awq/modules/linear/gemm.py); Triton's always unpack when gradients are
+asked for (AutoGPTQ 0.7
 nn_modules/triton_utils/dequant.py). ExLlama's know 4 bits alone: AutoGPTQ, which transformers
 before 4.49 asks for, takes older kernels for 8, in fp32 up to 127 rows, and torch's own operations
 beyond.
@@ -13,12 +14,18 @@ beyond.
 
 from __future__ import annotations
 
-from memfit.formats import FP8, FP32, INT16, INT32
+from collections.abc import Iterable
+from math import prod
+
+from memfit.formats import FP8, FP16, FP32, INT16, INT32
+from memfit.job import Job
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.model.quantized import settings_in
+from memfit.program import Program
 
 FEW = {"gptq": 50, "awq": 1023}  # rows up to which the kernel takes the weight as it is packed
 OLDER_ROWS = 127  # up to which AutoGPTQ's kernels of 8 bits take the weight as it is packed
@@ -26,7 +33,30 @@ GPTQMODEL = (
     4,
     49,
 )  # the first transformers that takes GPTQModel in AutoGPTQ's place (quantizers/quantizer_gptq.py)
+SORTED_ROWS = 2048  # AutoGPTQ 0.7 modeling/_const.py EXLLAMA_DEFAULT_MAX_INPUT_LENGTH
 BLOCK = 128  # values of an input that share an fp8 scale
+
+
+def exllama(job: Job, weight: Tensor) -> bool:
+    """Whether ExLlama's first kernels multiply by the weight: AutoGPTQ's own for 4 bits
+    (transformers 4.46 utils/quantization_config.py GPTQConfig.post_init), which train nothing."""
+    four_bits = weight.format.name.startswith("gptq-4bit")
+    return four_bits and not job.training and job.version("transformers") < GPTQMODEL
+
+
+def exllama_buffers(r: Recorder, program: Program, weights: Iterable[Tensor]) -> list[Tensor]:
+    """What ExLlama unpacks weights into: a block as large as the largest in fp16, made once and
+    kept; where rows are sorted by the weights' groups (`desc_act`), one for the inputs, too
+    (AutoGPTQ 0.7 modeling/_utils.py autogptq_post_init)."""
+    shapes = [one.shape for one in weights if exllama(program.job, one)]
+    if not shapes:
+        return []
+    r.where = "exllama"
+    buffers = [r.tensor((1, max(prod(shape) for shape in shapes)), FP16, "temp_dq", "workspace")]
+    if settings_in(program.model.config).get("desc_act"):
+        widest = max(max(shape) for shape in shapes)
+        buffers.append(r.tensor((SORTED_ROWS, widest), FP16, "temp_state", "workspace"))
+    return buffers
 
 
 def is_stored(weight: Tensor) -> bool:
@@ -48,7 +78,7 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     ):
         return older_eight_bits(x, layer, ctx)
     if method in FEW:
-        unpacks = rows > FEW[method] or (r.grad and x.needs)
+        unpacks = (rows > FEW[method] or (r.grad and x.needs)) and not exllama(ctx.job, weight)
         held = (
             (r.tensor((layer.outputs, width), x.format, "dequantize", "temporaries"),)
             if unpacks

@@ -52,6 +52,21 @@ class Storage:
         self.write(tuple.__new__(Free, (self.id, ())))
 
 
+class Bundle(Storage):
+    """Several blocks that come and go together: the first one's id stands for all."""
+
+    __slots__ = ("others",)
+
+    def __init__(self, ids: Sequence[int], size: int, write: Callable[[Event], None]) -> None:
+        super().__init__(ids[0], size, write)
+        self.others = tuple(ids[1:])
+
+    def __del__(self) -> None:
+        for id in self.others:
+            self.write(tuple.__new__(Free, (id, ())))
+        super().__del__()
+
+
 class Elastic(Storage):
     """A storage whose block is given back and taken anew while tensors refer to it, as `resize_`
     has it: a new block each time."""

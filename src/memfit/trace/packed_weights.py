@@ -174,8 +174,12 @@ class StoredLinear(torch.nn.Linear):
     def __init__(self, source: torch.nn.Linear, format: Format) -> None:
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
-        size, device = format.bytes(source.weight.numel()), source.weight.device
-        self.weight = frozen(torch.empty((size,), dtype=torch.uint8, device=device))
+        device = source.weight.device
+        sizes = format.tensors(source.weight.numel(), source.in_features)
+        values, *rest = (torch.empty((size,), dtype=torch.uint8, device=device) for size in sizes)
+        self.weight = frozen(values)
+        for place, tensor in enumerate(rest):
+            self.register_parameter(f"beside_{place}", frozen(tensor))
         self.bias, self.method = source.bias, format.name.partition("-")[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
