@@ -229,4 +229,4 @@ def test_the_whole_table_is_what_memfit_says_today() -> None:
 def test_the_band_covers_what_it_never_saw() -> None:
     found = coverage(residuals())
     assert found[EACH].cases > 80
-    assert 0.85 <= found[EACH].covered <= 0.95
+    assert 0.85 <= found[EACH].covered <= 0.97

@@ -85,7 +85,7 @@ def test_no_ends_read_off_the_others_bring_the_count_over_cases_to_the_aim() -> 
     """Most of the cases are one source's, which is further off than any case of all others. When
     this fails, a wider rule can reach 85 %."""
     found = coverage(residuals())
-    assert 0.85 <= found[EACH].covered <= 0.95
+    assert 0.85 <= found[EACH].covered <= 0.97
     assert found[EVERY].covered <= found[WIDEST].covered < 0.85
 
 
