@@ -1,4 +1,4 @@
-"""GPUs and prices of one's own, and MIG slices."""
+"""GPUs and prices of one's own, MIG slices and vGPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from memfit.errors import InputError
 from memfit.hardware import find_gpu, parse_cluster
 from memfit.hardware.mig import SLICED, profiles
 from memfit.hardware.prices import price
+from memfit.hardware.vgpu import CARDS
 from memfit.units import GIB
 
 OWN = """\
@@ -142,3 +143,43 @@ def test_slices_grow_with_their_parts(name: str) -> None:
 def test_a_slice_that_does_not_exist_is_refused(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_cluster(name)
+
+
+# ------------------------------------------------------------------------------------------ vGPU
+@pytest.mark.parametrize(
+    ("name", "card", "share"),
+    [
+        ("a40-24c", "a40", 0.5),
+        ("NVIDIA L40S-48C", "l40s", 1),
+        ("GRID A100D-20C", "a100-pcie-80gb", 0.25),
+        ("h100xm-40c", "h100-sxm", 0.5),
+    ],
+)
+def test_a_vgpu_is_a_share_of_its_card(name: str, card: str, share: float) -> None:
+    """Never more than the frame buffer in its name, which the card itself does not show whole."""
+    whole, gpu = find_gpu(card), parse_cluster(name).gpu
+    assert gpu.memory == pytest.approx(whole.memory * share, rel=0.001)
+    assert gpu.label is not None
+    assert gpu.memory <= gpu.label * GIB
+    assert (gpu.sms, gpu.bandwidth, gpu.link) == (whole.sms, whole.bandwidth, None)
+    assert "time-sliced" in (gpu.note or "")
+
+
+def test_every_vgpu_of_the_tables_has_its_card() -> None:
+    for prefix, (card, sizes) in CARDS.items():
+        assert sizes[0] == find_gpu(card).label, prefix
+        for size in sizes:
+            gpu = parse_cluster(f"{prefix}-{size}c").gpu
+            assert gpu.memory_range[0] <= gpu.memory <= gpu.memory_range[1]
+
+
+def test_a_vgpu_backed_by_mig_is_the_slice() -> None:
+    assert parse_cluster("a100d-3-40c").gpu.id == "a100-pcie-80gb/3g.40gb"
+    answer = memfit.estimate("llama-3.2-1b", gpu="a40-24c", method="lora", offline=True)
+    assert answer.verdict == "fits"
+
+
+def test_a_vgpu_that_there_is_not_gets_those_that_are() -> None:
+    with pytest.raises(InputError, match="`a40` has no vGPU with 20 GB") as bad:
+        parse_cluster("a40-20c")
+    assert "`a40-24c`" in bad.value.problems[0].hint

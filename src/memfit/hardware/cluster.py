@@ -16,6 +16,7 @@ from memfit.hardware.machines import find_machine
 from memfit.hardware.mig import mig_slice
 from memfit.hardware.own import own_gpu
 from memfit.hardware.vendors import refusal
+from memfit.hardware.vgpu import vgpu
 from memfit.lazy_dataclass import dataclass
 
 LARGEST_NODE: Annotated[int, setting("GPUs of a node, above which a number is a typo")] = 1024
@@ -86,6 +87,8 @@ def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
         return found if isinstance(found, Problem) else mig_slice(found, part, where=where)
     if unsupported := refusal(name, where):
         return unsupported
+    if virtual := vgpu(name, where=where):
+        return virtual
     problem = gpu_problem(name, where=where)
     if problem is None:
         return refusal(variants(name)[0], where) or variants(name)[0]
