@@ -76,6 +76,10 @@ nine of one publisher's GPTQ files, whose group size was chosen by the weights t
 readings use a row's own figures: where a name such as "A100" leaves the size open, the smallest
 card that holds the logged weights and cache is taken, and Unsloth's number of sequences follows
 from the logged weights.
+Rows of llama.cpp and its fork with one figure each are gathered by run; of these only the weights
+(`model_gib`, all devices) and the cache of the whole model are compared, since the placement of
+tensors is not printed. Files that publishers made by recipes of their own, under the name of one
+of llama.cpp's, are up to 25 % off.
 What is off, and why: nine logs of a Radeon AI PRO R9700 under one build of vLLM 0.11.2 have up to
 2.6 GiB less cache than the same commands under 0.13, for a reason that their options do not say;
 logs of Ascend cards differ as redundant experts would make them, which they do not print (inferred,

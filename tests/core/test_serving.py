@@ -107,6 +107,38 @@ def test_accuracy_reads_start_up_logs(tmp_path: Path) -> None:
     assert one["figures"]["kv_tokens"]["promised_over_5_percent"] == 0
 
 
+def test_accuracy_gathers_figures_of_a_run_of_llama_cpp(tmp_path: Path) -> None:
+    """The fork's rows have one figure each; its own number formats leave only the cache."""
+    extra = {"arch": "qwen3moe", "n_layer": "48", "model params": "30.532 B", "n_ubatch": "512"}
+    row = {
+        "id": "one",
+        "source": "a thread",
+        "engine": "ik_llama.cpp",
+        "model": "Qwen3 30B A3B [Q8_0] (GGUF)",
+        "gpu": "NVIDIA GeForce RTX 3090",
+        "gpus": 1,
+        "seq": 32768,
+        "batch": 2048,
+        "dtype": "weights Q8_0; KV f16/f16",
+        "attention": "flash_attn=1 mla=0",
+        "metric": "kv_cache",
+        "scope": "whole cache, all devices",
+        "value_gib": 3.0,
+        "extra": {**extra, "model size": "30.247 GiB (8.510 BPW)"},
+        "confidence": "high",
+    }
+    weights = {**row, "metric": "weights", "scope": "whole model, all devices", "value_gib": 31.0}
+    forked = {**row, "id": "two", "model": "Qwen3 30B A3B [IQ4_K - 4.5 bpw] (GGUF)"}
+    more = {**weights, "model": forked["model"]}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, (row, weights, forked, more))))
+    found = data(accuracy(file))["serving"]["ik_llama.cpp"]
+    assert (found["complete"], found["answered"]) == (2, 2)
+    assert found["figures"]["kv_gib"] == {"n": 2, "median": 0.0, "p95": 0.0}
+    assert found["figures"]["model_gib"]["n"] == 1
+    assert found["figures"]["model_gib"]["median"] < 1e-3
+
+
 def test_names_say_how_a_checkpoint_is_quantized() -> None:
     source = by_name("RedHatAI/Qwen3-14B-FP8-dynamic")
     assert source is not None

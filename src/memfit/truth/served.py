@@ -21,6 +21,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question, Subject
 from memfit.serving.named import by_name
+from memfit.truth.llama_runs import FORK, MAIN, gather_llama, is_llama
 from memfit.truth.rows import BUNDLED, LONGEST_LINE
 from memfit.truth.statistics import middle
 from memfit.units import GIB, MIB
@@ -37,6 +38,7 @@ FITTED = (
 # Figures that are compared, each with the keys under which rows have it; the first one counts.
 COMPARED: dict[str, tuple[str, ...]] = {
     "weights_gib": ("weights_gib",),
+    "model_gib": ("model_gib",),  # of all devices and the host
     "kv_gib": ("kv_gib", "available_kv_gib"),
     "kv_tokens": ("kv_tokens",),
     "activation_gib": ("activation_gib",),
@@ -135,6 +137,8 @@ def rows_of(values: Iterable[Mapping[str, Any]]) -> Iterator[ServedRow]:
             yield served_row(value, engine, figures)
         elif engine in ("vllm", "sglang") and value.get("metric") in METRICS:
             gather(gathered, value)
+        elif is_llama(value):
+            gather_llama(gathered, value)
     for value in gathered.values():
         yield served_row(value, str(value["engine"]).lower(), value["figures"])
 
@@ -232,7 +236,7 @@ def judge(row: ServedRow) -> ServedOutcome:
     """The engine's answer beside what its log said."""
     measured = measured_figures(row)
     try:
-        engine = find_engine(row.engine)
+        engine = find_engine(MAIN if row.engine == FORK else row.engine)
         measured |= engine.row_figures(row.figures)
         subject = engine.row_subject(row.model, row.options) or subject_of(row.model)
         question = Question(
@@ -252,6 +256,8 @@ def judge(row: ServedRow) -> ServedOutcome:
     except MemfitError as error:
         return ServedOutcome(row=row, measured=measured, reason=str(error).splitlines()[0][:160])
     predicted = {name: float(answer.figures[name]) for name in answer.figures}
+    if "host_model_mib" in predicted:
+        predicted["model_gib"] = (predicted["model_mib"] + predicted["host_model_mib"]) / 1024
     predicted.setdefault("device_gib", predicted.get("used_gib", answer.device / GIB))
     return ServedOutcome(row=row, measured=measured, predicted=predicted)
 

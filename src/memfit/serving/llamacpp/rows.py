@@ -44,6 +44,8 @@ def row_options(row: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if isinstance(stated.get(key), int):
             found[name] = stated[key]
+    if stated.get("swa_full"):
+        found["swa_full"] = True
     if stated.get("kv_unified") is not None:
         found["unified"] = str(stated["kv_unified"]) == "true"
     if stated.get("file_type"):
