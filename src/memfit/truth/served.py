@@ -303,10 +303,11 @@ def device_of(row: ServedRow, *, needed: bool = True) -> Device:
     total = number(figures.get("total_gpu_memory_gib")) * GIB or (
         float(said[1]) * GIB if said else 0.0
     )
-    total = total or number(figures.get("gpu_total_mib")) * MIB
     free = number(figures.get("free_at_start_gib") or figures.get("avail_before_load_gb")) * GIB
     if not total and gpu is not None:
         total = gpu.memory
+    # nvidia-smi's total, which is more than CUDA's
+    total = total or number(figures.get("gpu_total_mib")) * MIB
     if not total and not free and needed:
         raise InputError.one("neither the GPU nor its memory is known", where="gpu")
     return Device(
