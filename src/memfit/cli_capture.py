@@ -18,12 +18,18 @@ graph for each kind of layer. Sizes that no exact expression gives are refused. 
 """
 PARAMETERS = (
     click.Argument(["family"], metavar="MODEL_TYPE"),
+    click.Option(
+        ["--setting"],
+        default="",
+        metavar="TEXT",
+        help="padded, autocast, half-autocast or both, like autocast-padded [default: none]",
+    ),
     click.Option(["--out"], default="", metavar="FILE", help="file to write [default: none]"),
 )
 
 
-def run(family: str, out: str, as_json: bool) -> tuple[int, str]:
-    found = capture(family)
+def run(family: str, setting: str, out: str, as_json: bool) -> tuple[int, str]:
+    found = capture(family, setting)
     if out:
         write_capture(found, Path(out))
     if as_json:

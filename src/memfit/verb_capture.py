@@ -15,9 +15,11 @@ from memfit.registry import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """A family's file as it was captured now, and whether the shipped one is the same."""
+    """A family's file as it was captured now, and whether the shipped one is the same. `setting`:
+    padded batches, autocast (empty: neither)."""
 
     family: str
+    setting: str
     data: Mapping[str, Any]
     same: bool
 
@@ -29,10 +31,10 @@ class Capture:
         return {name: len(graphs[place]["ops"]) for name, place in index.items()}
 
 
-def capture(family: str) -> Capture:
+def capture(family: str, setting: str = "") -> Capture:
     """Run the installed library's layers on fake tensors and write them as graphs."""
     from memfit.model.families import families
-    from memfit.model.families._captured import ROWS, stored
+    from memfit.model.families._captured import ROWS, SETTINGS, stored
     from memfit.model.families._chains import CHAINS
 
     families()  # every family registers itself
@@ -42,6 +44,10 @@ def capture(family: str) -> Capture:
         message = f"no row says how a config of `{family[:60]}` becomes dimensions"
         known = f"did you mean `{close[0]}`? " if close else ""
         raise InputError.one(message, where="family", hint=f"{known}known: {', '.join(known_rows)}")
+    if setting not in SETTINGS or (setting and family in CHAINS):
+        listed = ", ".join(f"`{one}`" for one in SETTINGS if one)
+        hint = "encoders have none" if family in CHAINS else f"one of {listed}"
+        raise InputError.one(f"unknown setting `{setting[:60]}`", where="setting", hint=hint)
     try:
         from memfit.trace.chain_files import chain_file
         from memfit.trace.graph_files import family_file
@@ -49,13 +55,13 @@ def capture(family: str) -> Capture:
         raise InputError.one(
             f"capturing needs `{bad.name}`", where="family", hint="pip install 'memfit[trace]'"
         ) from None
-    written = chain_file(CHAINS[family]) if family in CHAINS else family_file(ROWS[family])
+    written = chain_file(CHAINS[family]) if family in CHAINS else family_file(ROWS[family], setting)
     data = json.loads(json.dumps(written))
     try:
-        same = stored(family) == data
+        same = stored(family, setting) == data
     except FileNotFoundError:
         same = False
-    return Capture(family=family, data=data, same=same)
+    return Capture(family=family, setting=setting, data=data, same=same)
 
 
 def write_capture(found: Capture, path: Path) -> None:

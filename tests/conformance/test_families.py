@@ -23,6 +23,7 @@ from memfit.model.modules import Attention, Latent, Layer, Model, MoE
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+IMAGE_TEXT = transformers.models.auto.modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 # Encoders have heads of their own: tests/torch/test_encoders.py.
 FAMILIES = {one.name: one for one in families().values() if not one.brought and not one.heads}
 CASES = [
@@ -43,7 +44,9 @@ def config_of(name: str, index: int) -> dict[str, Any]:
 def theirs(name: str, index: int) -> Any:
     config = transformers.AutoConfig.for_model(**config_of(name, index))
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config)
+        seeing = config.model_type in IMAGE_TEXT
+        auto = "AutoModelForImageTextToText" if seeing else "AutoModelForCausalLM"
+        return getattr(transformers, auto).from_config(config)
 
 
 @cache

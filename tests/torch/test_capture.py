@@ -14,7 +14,14 @@ from memfit.graph import check, json_of
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.families._captured import Row, graphs_of, rows, stored
+from memfit.model.families._captured import (
+    SETTINGS,
+    Row,
+    graphs_of,
+    known_settings,
+    rows,
+    stored,
+)
 from memfit.simulate.memory import memory
 from memfit.tape import check as legal
 from memfit.techniques.captured_graphs import stands_still
@@ -29,11 +36,24 @@ CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 200, "method": "lora"},
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
 )
+TRL = {"framework": "trl", "clip": 1.0, "optimizer": "adamw_fused", "checkpointing": "full"}
+# The defaults of TRL's trainer, of which each family takes one
+USUAL: tuple[dict[str, Any], ...] = (
+    {"batch": 8, "packing": False, "precision": "autocast-bf16", "method": "full"},
+    {"batch": 2, "packing": False, "precision": "bf16-autocast", "method": "lora"},
+    {"batch": 2, "packing": False, "precision": "bf16-autocast", "method": "qlora"},
+    {"batch": 1, "packing": True, "precision": "autocast-bf16", "method": "full"},
+    {"batch": 2, "packing": True, "precision": "bf16-autocast", "method": "lora"},
+    {"batch": 2, "packing": False, "precision": "bf16", "method": "full"},
+)
 
 
 def unseen(row: Row) -> dict[str, Any]:
     """A configuration that is none of those captured: the first one with another vocabulary."""
     config = {**row.examples[0], "dtype": "bfloat16"}
+    if row.text:
+        text = config[row.text]
+        return {**config, row.text: {**text, "vocab_size": text["vocab_size"] + 136}}
     return {**config, "vocab_size": config["vocab_size"] + 136}
 
 
@@ -45,6 +65,12 @@ def test_peaks_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
     legal(tape)
     ours, theirs = memory(tape).allocated, memory(trace_config(config, job)).allocated
     assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_peaks_of_usual_trainers_are_those_of_the_trace(number: int) -> None:
+    row, case = ROWS[sorted(ROWS)[number]], USUAL[number % len(USUAL)]
+    test_peaks_are_those_of_the_trace(row.name, {"seq": 200, **TRL, **case})
 
 
 @pytest.mark.parametrize("use", ["ddp=4", "fsdp=4"])
@@ -63,11 +89,13 @@ def test_a_rank_of_several_has_the_peak_of_the_trace(name: str, use: str) -> Non
 
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_graphs_are_legal(name: str) -> None:
-    data = stored(name)
     known = build(ROWS[name].examples[0]).graphs.whole(2, 64)
-    for key, graph in graphs_of(name).items():
-        assert check(graph, known) == []
-        assert json.loads(json.dumps(json_of(graph))) == data["graphs"][key]
+    assert known_settings(name) == set(SETTINGS)
+    for setting in SETTINGS:
+        data = stored(name, setting)
+        for key, graph in graphs_of(name, setting).items():
+            assert check(graph, known) == []
+            assert json.loads(json.dumps(json_of(graph))) == data["graphs"][key]
 
 
 def test_the_command_captures_what_is_shipped() -> None:
@@ -75,6 +103,7 @@ def test_the_command_captures_what_is_shipped() -> None:
     from memfit.verb_capture import capture
 
     assert capture("lfm2").same
+    assert capture("lfm2", "half-autocast-padded").same
 
 
 def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:
@@ -86,6 +115,6 @@ def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:
 
 def test_what_was_not_captured_goes_to_the_trace() -> None:
     config = unseen(ROWS["lfm2"])
-    for option in ({"precision": "autocast-bf16"}, {"packing": False}, {"attention": "eager"}):
+    for option in ({"task": "inference"}, {"framework": "torchtune"}, {"attention": "eager"}):
         with pytest.raises(InputError, match="no captured graph"):
             estimate(build(config), Job(batch=2, seq=64, **option))

@@ -458,6 +458,8 @@ class Model:
         # vain
     ] = ()
     both_ways: bool = False  # tokens see those behind them: a mask is never left out
+    heads: tuple[str, ...] = ("causal-lm",)  # of the classes that this is; as in `job.head`
+    own_positions: bool = False  # of each sequence, in three directions: tables have rows for all
     # its code fills a key/value cache while training, too: a config inside the config says so
     caching: bool = False
     assumed: tuple[tuple[str, Any], ...] = ()  # decisive keys that the config lacks, as taken

@@ -1,5 +1,5 @@
-"""What captured graphs answer: training in the dtype of the weights with SDPA attention, on one
-GPU or with data spread over several. Everything else goes to the trace."""
+"""What captured graphs answer: training with SDPA attention, on one GPU or with data spread over
+several. Everything else goes to the trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memfit.techniques.base import TRACE, Technique
 if TYPE_CHECKING:
     from memfit.graph import Graph
 
-PRECISIONS = ("bf16", "fp16", "fp32", "bf16-master")
+FRAMEWORKS = ("transformers", "trl")
 LAYOUTS = ("ddp", "fsdp", "zero")  # whole layers stay on every rank, or are gathered whole
 ATTENTION = ("sdpa", "flash", "efficient", "math", "cudnn")
 
@@ -31,16 +31,15 @@ def check(program: Program) -> Iterator[Problem]:
 def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     """What a job asks for that was not captured, and the option that asks."""
     job, strategy = program.job, program.strategy
-    if job.framework != "transformers":
+    if job.framework not in FRAMEWORKS:
         yield f"as `{job.framework}` runs it", "job.framework"
     if not job.training:
         yield "for inference", "job.task"
-    if job.precision not in PRECISIONS:
-        yield f"in `{job.precision}`", "job.precision"
+    if not program.model.paths and setting_of(program) not in program.model.graphs.settings:
+        autocast = "autocast" in setting_of(program)
+        yield f"in `{job.precision}`", "job.precision" if autocast else "job.packing"
     if job.attention not in ATTENTION:
         yield f"with `{job.attention}` attention", "job.attention"
-    if not job.packing:
-        yield "for padded batches", "job.packing"
     if job.liger or job.unsloth:
         yield "with other kernels", "job.liger" if job.liger else "job.unsloth"
     for name, layout in strategy.uses():
@@ -63,6 +62,8 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         if where not in ("job.task", "job.precision", "job.packing"):
             yield what, where
     graphs = program.model.graphs
+    if job.framework != "transformers":
+        yield f"as `{job.framework}` runs it", "job.framework"
     if job.head not in ("auto", graphs.head):
         yield f"with a head of kind `{job.head}`", "job.head"
     if not job.training and graphs.has("middle"):
@@ -71,8 +72,18 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield "with images", "job.images"
 
 
+def setting_of(program: Program) -> str:
+    """Which of `SETTINGS` the job runs in. Autocast over fp32 weights casts other tensors than
+    over 16-bit ones."""
+    wide = program.weights == "float32"
+    casts = ("autocast" if wide else "half-autocast") if program.autocast else ""
+    return "-".join(filter(None, (casts, "" if program.job.packing else "padded")))
+
+
 def graphs_of(program: Program) -> Iterator[Graph]:
-    return iter(program.model.graphs.graphs.values())
+    graphs = program.model.graphs
+    found = graphs.graphs if program.model.paths else graphs.all(setting_of(program))
+    return iter(found.values())
 
 
 def stands_still(graph: Graph) -> bool:

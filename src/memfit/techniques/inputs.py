@@ -12,7 +12,7 @@ from memfit.techniques.base import TRACE, Technique
 
 
 def wanted(job: Job) -> bool:
-    return bool(job.images or job.target_seq or job.labels) or job.head not in ("auto", "causal-lm")
+    return bool(job.images or job.target_seq or job.labels) or job.head != "auto"
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -29,7 +29,7 @@ def check(program: Program) -> Iterator[Problem]:
     if job.target_seq:
         message = f"the family `{program.model.family}` is not an encoder-decoder model"
         yield Problem(message=message, where="job.target_seq", hint="remove `target_seq`")
-    if job.head not in ("auto", "causal-lm"):
+    if job.head not in ("auto", *program.model.heads):
         yield Problem(
             message=f"not supported yet: a head of kind `{job.head}`", where="job.head", hint=TRACE
         )

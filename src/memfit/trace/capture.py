@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from memfit.job import Job
-from memfit.trace import cuda, inputs, program, steps
+from memfit.trace import autocast, cuda, inputs, program, steps
 from memfit.trace.recorder import Block, Recorder, local
 
 # Arguments that say what an operation does beside the shapes of its results.
@@ -83,6 +83,7 @@ class Writer(Recorder):
         super().__init__(*args, **kwargs)
         self.run = Run()
         self.inside = 0
+        self.casts = 0  # of autocast, not of the model's own code
         self.writing = False
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -109,6 +110,8 @@ class Writer(Recorder):
         where = self.modules[-1] if self.modules else ""
         if not torch.is_grad_enabled():
             attrs = {**attrs, "no_grad": True}
+        if self.casts and name == "aten::_to_copy":
+            attrs = {**attrs, "autocast": True}
         sample = None if call is None else sampled(call)
         self.run.log.append(
             Call(name=name, where=where, inputs=before, outputs=made, attrs=attrs, sample=sample)
@@ -242,6 +245,25 @@ def collapsed(writer: Writer) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def casting(writer: Writer, job: Job) -> Iterator[None]:
+    """Inside, autocast as the job asks for it; casts of its own are marked."""
+    if not job.autocast:
+        yield
+        return
+    true = autocast.cast
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        writer.casts += 1
+        try:
+            return true(value, dtype)
+        finally:
+            writer.casts -= 1
+
+    with cuda.patched([(autocast, "cast", cast)]), torch.autocast("cuda", dtype=torch.bfloat16):
+        yield
+
+
 def forward_of(config: Mapping[str, Any], job: Job) -> Run:
     """One training forward of the class that transformers has for `config`."""
     held: list[Writer] = []
@@ -259,7 +281,8 @@ def forward_of(config: Mapping[str, Any], job: Job) -> Run:
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             writer.writing = True
-            outputs = model(**given)
+            with casting(writer, job):
+                outputs = model(**given)
             writer.writing = False
             described_results(writer, outputs)
             del outputs

@@ -18,13 +18,14 @@ from memfit.graph import Graph, Loop, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._captured import ALONE, Row, bounded, completed
+from memfit.model.families._captured import ALONE, SETTINGS, Row, bounded, completed
 from memfit.model.families._chains import ChainRow
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
 from memfit.trace.loops import cut_down
 from memfit.trace.segments import (
     FINAL,
+    INPUT,
     START,
     TAIL,
     Piece,
@@ -45,6 +46,9 @@ SILENT = re.compile(
 )
 
 
+ARGUMENTS = {"input_ids": "ids", "attention_mask": "mask"}  # by their names in a graph
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """A family captured at some sizes: what ran, and the graphs that say it exactly."""
@@ -59,18 +63,26 @@ class Setting:
     graphs: Mapping[str, Graph]
 
 
-def family_file(row: Row) -> dict[str, Any]:
-    """The file of one family; raises InputError where a piece cannot be written exactly."""
+def family_file(row: Row, chosen: str = "") -> dict[str, Any]:
+    """The file of one family in one of `SETTINGS`; raises InputError where a piece cannot be
+    written exactly."""
+    options = SETTINGS[chosen]
     try:
-        general = setting(row, row.sizes)
-        single = setting(row, [(1, seq) for _, seq in row.sizes])
+        general = setting(row, row.sizes, options)
+        single = setting(row, [(1, seq) for _, seq in row.sizes], options)
         graphs = dict(general.graphs)
         for name, graph in single.graphs.items():
             if outline(graph) != outline(graphs[name]):
                 graphs[f"{name}{ALONE}"] = graph
-        return written(row, general, graphs)
+        whole = written(row, general, graphs)
+        return {"family": row.name, "setting": chosen, **part(whole)} if chosen else whole
     except (Refused, Unsolved) as bad:
         raise InputError.one(f"`{row.name}` cannot be captured: {bad}", where="model") from None
+
+
+def part(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file of another setting than the first has: weights are the same in all."""
+    return {key: whole[key] for key in ("origin", "holds", "graphs")}
 
 
 def outline(graph: Graph) -> Any:
@@ -79,14 +91,15 @@ def outline(graph: Graph) -> Any:
     return ops, [(one.of, one.until, one.format) for one in graph.values], graph.loops
 
 
-def setting(row: Row, sizes: Sequence[tuple[int, int]]) -> Setting:
+def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, Any]) -> Setting:
     """Run the examples at these (batch, sequence length), and write the graphs."""
     runs: list[Run] = []
     dims: list[dict[str, int]] = []
     kept_out = bounded(row.derived)
     for config, (batch, seq) in zip(row.examples, sizes, strict=False):
-        runs.append(forward_of(dict(config), Job(task="pretrain", batch=batch, seq=seq)))
-        found = {**row.dims(Fields(config)), "batch": batch, "seq": seq}
+        job = Job(task="pretrain", batch=batch, seq=seq, **options)
+        runs.append(forward_of(dict(config), job))
+        found = {**row.dims(text_of(row, config)), "batch": batch, "seq": seq}
         found = completed(found, row.derived)
         dims.append({key: size for key, size in found.items() if key not in kept_out})
     solver = Solver(dims)
@@ -95,7 +108,7 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]]) -> Setting:
     counted = tuple(row.derived) + (("seq",) if row.token_loops else ())
     loops = short_loops(cut, dims, counted)
     prefix = prefix_of(cut[0])
-    kinds = list(row.kinds(Fields(row.examples[0])))
+    kinds = list(row.kinds(text_of(row, row.examples[0])))
     dtype = runs[0].dtype
     graphs, carried = layer_graphs(cut, prefix, kinds, solver, dtype)
     shared = shared_names(cut[0][START], carried)
@@ -122,6 +135,12 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]]) -> Setting:
     )
 
 
+def text_of(row: Row, config: Mapping[str, Any]) -> Fields:
+    """The part of a config that the row reads."""
+    fields = Fields(config)
+    return fields.section(row.text) if row.text else fields
+
+
 def written(row: Row, found: Setting, graphs: Mapping[str, Graph]) -> dict[str, Any]:
     """As JSON, with the weights and where it is from."""
     first, solver = found.runs[0], found.solver
@@ -141,7 +160,7 @@ def written(row: Row, found: Setting, graphs: Mapping[str, Graph]) -> dict[str, 
         "holds": holds(found.cut[0], found.carried),
         "constants": {name: found.dims[0][name] for name in solver.constant_names},
         "assumed": assumed(row, found.dims[0]),
-        "weights": weights_of(found.runs, found.prefix, found.kinds, first, solver),
+        "weights": weights_of(row, found.runs, found.prefix, found.kinds, solver),
         "graphs": {name: json_of(graph) for name, graph in graphs.items()},
     }
 
@@ -211,11 +230,20 @@ def layer_graphs(
     return found, carried
 
 
+def argument(title: str) -> str:
+    """What graphs call an argument of the model."""
+    name = title.removeprefix(INPUT)
+    return ARGUMENTS.get(name, name)
+
+
 def carried_from_start(run: Mapping[str, Piece], layers: Sequence[str]) -> str:
-    """The value of the start that the first layer reads and no other one."""
+    """The value of the start that the first layer reads and no other one, with the shape of what
+    that layer hands on."""
     first = [title for title in run[layers[0]].given if title.startswith(f"{START}:")]
+    shapes = {run[layers[0]].values[one].ref.shape for one in run[layers[0]].left.values()}
     others = {title for name in (*layers[1:], FINAL) if name in run for title in run[name].given}
     own = [title for title in first if title not in others]
+    own = [one for one in own if run[START].values[run[START].left[one]].ref.shape in shapes]
     if len(own) != 1:
         raise Refused(f"the first layer takes {len(own)} values that no other layer reads")
     return own[0]
@@ -234,6 +262,8 @@ def roles_of(piece: Piece, before: str, carried: str, number: int) -> dict[str, 
         origin = title.rpartition(":")[0]
         if title == carried or (number and origin == before):
             roles[title] = "x"
+        elif title.startswith(INPUT):
+            roles[title] = argument(title)
         elif origin != START:
             raise Refused(f"`{piece.name}` reads what `{origin}` made")
     if list(roles.values()).count("x") != 1:
@@ -251,10 +281,10 @@ def leaving_of(run: Mapping[str, Piece], name: str, after: str) -> dict[str, str
 def start_graph(
     cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, leaving: Mapping[str, str]
 ) -> Graph:
-    inputs = [title for title in cut[0][START].given if title.startswith("input:")]
-    if len(inputs) != 1:
-        raise Refused(f"the model reads {len(inputs)} inputs")
-    roles = {inputs[0]: "ids"}
+    titles = [title for title in cut[0][START].given if title.startswith(INPUT)]
+    roles = {title: argument(title) for title in titles}
+    if unknown := sorted(set(roles.values()) - {"ids", "mask"}):
+        raise Refused(f"the model reads `{unknown[0]}`")
     return graph_from([run[START] for run in cut], "", solver, dtype, roles, leaving)
 
 
@@ -293,9 +323,11 @@ def solved_shape(runs: Sequence[Run], name: str, solver: Solver) -> list[str | i
 
 
 def weights_of(
-    runs: Sequence[Run], prefix: str, kinds: Sequence[str], first: Run, solver: Solver
+    row: Row, runs: Sequence[Run], prefix: str, kinds: Sequence[str], solver: Solver
 ) -> dict[str, Any]:
-    """Weights by the piece that holds them, relative to their layer."""
+    """Weights by the piece that holds them, relative to their layer; those of towers come from the
+    row."""
+    first = runs[0]
     tables = [{weight.name: weight for weight in run.weights} for run in runs]
     start: list[Any] = []
     final: list[Any] = []
@@ -304,6 +336,8 @@ def weights_of(
     seen: dict[str, str] = {}
     begun = False
     for weight in first.weights:
+        if row.tower is not None and weight.name.startswith(row.idle):
+            continue
         shapes = [table[weight.name].shape for table in tables]
         try:
             shape = [solver.solved(sizes) for sizes in zip(*shapes, strict=True)]
@@ -322,8 +356,8 @@ def weights_of(
             continue
         if weight.name.startswith(f"{first.head}."):
             continue
-        row = [weight.name, shape, weight.module, format, weight.buffer]
-        (buffers if weight.buffer else final if begun else start).append(row)
+        entry = [weight.name, shape, weight.module, format, weight.buffer]
+        (buffers if weight.buffer else final if begun else start).append(entry)
     return {"start": start, "layers": layers, "final": final, "buffers": buffers}
 
 
@@ -338,8 +372,8 @@ def assumed(row: Row | ChainRow, dims: Mapping[str, int]) -> dict[str, Any]:
     defaults complete it."""
     from memfit.trace.program import configuration
 
-    whole = configuration(row.examples[0], None).to_dict()
-    others = [configuration(one, None).to_dict() for one in row.examples[1:]]
+    wholes = [configuration(one, None).to_dict() for one in row.examples]
+    whole, *others = [one[row.text] for one in wholes] if row.text else wholes
     rope = whole.get("rope_parameters") or {}
     turned = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     found = {} if turned is None else {"partial_rotary_factor": turned}

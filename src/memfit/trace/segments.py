@@ -13,6 +13,7 @@ from memfit.trace.capture import Call, Ref, Run
 from memfit.trace.paths import layer_of
 
 START, FINAL, TAIL = "start", "final", "tail"
+INPUT = "input:"  # begins the title of an argument of the model
 
 
 class Refused(Exception):
@@ -136,7 +137,7 @@ class Builder:
         """A tensor made before the forward pass began: one of the model's inputs."""
         made = Made(id=len(piece.values), ref=ref)
         piece.values.append(made)
-        piece.given[f"input:{self.run.given.get(ref.block, len(piece.given))}"] = made.id
+        piece.given[f"{INPUT}{self.run.given.get(ref.block, len(piece.given))}"] = made.id
         self.root[ref.block] = (piece.name, made.id)
         self.latest[key(ref)] = (piece.name, made.id)
         return made.id
@@ -307,6 +308,7 @@ def first_difference(one: Piece, other: Piece, prefix: str) -> str:
 
 __all__ = [
     "FINAL",
+    "INPUT",
     "START",
     "TAIL",
     "Piece",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Captured, Layer, Model
+from memfit.techniques.captured_graphs import setting_of
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
@@ -30,15 +31,17 @@ def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
 
     graphs = model.graphs
     batch, tokens = int(ctx.batch), int(ctx.tokens)
-    return evaluation(graphs.of(name, batch), graphs.whole(batch, tokens))
+    graph = graphs.of(name, batch, setting_of(ctx.program))
+    return evaluation(graph, graphs.whole(batch, tokens))
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From token ids to the first layer's input; what every layer reads is left in the context."""
     module = next(one for one in model.embed if isinstance(one, Captured))
-    found = evaluated("start", model, ctx).run({"ids": ids}, ctx, bound, module.by_name)
-    ctx.shared = {name: one for name, one in found.items() if name != "x"}
-    if model.graphs.holds:
+    given = {"ids": ids} if ctx.job.packing else {"ids": ids, "mask": ctx.inputs[2]}
+    found = evaluated("start", model, ctx).run(given, ctx, bound, module.by_name)
+    ctx.shared = {name: one for name, one in (given | found).items() if name not in ("ids", "x")}
+    if model.graphs.holds(setting_of(ctx.program)):
         ctx.shared["held"] = found["x"].detach()
     return found["x"]
 

@@ -34,8 +34,9 @@ def tensors(args: list[Tensor | None]) -> list[Tensor]:
 
 
 def format_of(spec: Spec, args: list[Tensor | None], frame: Frame) -> Format:
-    """What the operands promote to; a fixed format where nothing of the model's dtype goes in."""
-    if spec.format not in FLOATS:
+    """What the operands promote to; a fixed format where nothing of the model's dtype goes in, and
+    under autocast, which was captured with the weights' own dtype."""
+    if spec.format not in FLOATS or frame.casts is not None:
         return frame.format(spec.format)
     wide = [
         one.format for one in tensors(args) if one.shape and one.format.math[:2] in ("fp", "bf")
@@ -131,7 +132,9 @@ def cast(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, .
     x = tensors(args)[0]
     spec = step.outs[0]
     format = frame.format(spec.format)
-    if spec.format == "model":
+    if step.op.attrs.get("autocast") and isinstance(step.op.inputs[0], str):
+        return (linears.cast_weight(x, frame.ctx),) if format is frame.casts else (x,)
+    if spec.format == "model" and frame.casts is None:
         like = None if step.like is None else frame.env.get(step.like)
         format = like.format if like is not None else frame.ctx.format
     if x.format is format:

@@ -77,8 +77,15 @@ class Frame:
         rates = self.ctx.program.model.graphs.rates if isinstance(given, str) else {}
         return self.ctx.dropout(rates[given] if isinstance(given, str) else given)
 
+    @property
+    def casts(self) -> Format | None:
+        """The format that autocast casts to, where the graph was captured under it."""
+        return None if self.ctx.program.model.paths else self.ctx.autocast
+
     def format(self, name: str) -> Format:
-        return FORMATS[self.ctx.program.weights if name == "model" else name]
+        if name == "model":
+            return self.casts or FORMATS[self.ctx.program.weights]
+        return FORMATS[name]
 
 
 class Evaluation:

@@ -80,7 +80,8 @@ def play(
         return
     _, name, shape, format, op, *rest = event
     sizes = tuple(evaluated(one, step.dims) for one in shape)
-    kind = like if format == "model" and like is not None else frame.format(format)
+    inherits = format == "model" and like is not None and frame.casts is None
+    kind = like if inherits and like is not None else frame.format(format)
     out = r.tensor(sizes, kind, op)
     if rest and rest[0] is not None:
         out.strides = normal(sizes, tuple(evaluated(one, step.dims) for one in rest[0]))

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
 from memfit.model.config import Fields
 from memfit.model.families import family
+from memfit.model.families._towers import Tower
 from memfit.model.modules import (
     Captured,
     Embedding,
@@ -35,12 +37,24 @@ TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
 ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
 HERE = "libraries/transformers/graphs"
+# What a graph is captured with, by the end of its file's name. Autocast casts, or not, by the
+# weights' dtype; padded batches have masks.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "": {"precision": "bf16", "packing": True},
+    "padded": {"precision": "bf16", "packing": False},
+    "autocast": {"precision": "autocast-bf16", "packing": True},
+    "autocast-padded": {"precision": "autocast-bf16", "packing": False},
+    "half-autocast": {"precision": "bf16-autocast", "packing": True},
+    "half-autocast-padded": {"precision": "bf16-autocast", "packing": False},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One family: `dims` and `kinds` read a config; `examples` are the configurations that it is
-    captured with, unrelated in all dimensions. `text`: the part of a config that they read."""
+    captured with, unrelated in all dimensions. `text`: the part of a config that they read.
+    `tower`: the weights that lie beside the language model, from the config's `vision_config`;
+    their names begin with `idle`."""
 
     name: str
     dims: Callable[[Fields], Dims]
@@ -54,22 +68,40 @@ class Row:
     token_loops: bool = False  # its code goes through a sequence token by token
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
+    text: str = ""
+    tower: Tower | None = None
+    idle: str = "model.visual."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs:
-    """A family's graphs with the dimensions of one model."""
+    """A family's graphs with the dimensions of one model. Those of the first of `SETTINGS` are
+    at hand, others are read when a job asks for them."""
 
+    family: str
     graphs: Mapping[str, Graph]
     dims: Mapping[str, int]
-    holds: bool  # the start's result stays until the model returns
     derived: Mapping[str, tuple[str, ...]]
     origin: Mapping[str, str]  # the class, its file and checksum, and the versions
 
-    def of(self, name: str, batch: int) -> Graph:
+    def of(self, name: str, batch: int, setting: str) -> Graph:
         """The graph of this name for a batch of this size."""
-        alone = self.graphs.get(f"{name}{ALONE}") if batch == 1 else None
-        return self.graphs[name] if alone is None else alone
+        graphs = self.all(setting)
+        alone = graphs.get(f"{name}{ALONE}") if batch == 1 else None
+        return graphs[name] if alone is None else alone
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """Those that it was captured in."""
+        return known_settings(self.family)
+
+    def all(self, setting: str) -> Mapping[str, Graph]:
+        """Every graph of a setting."""
+        return graphs_of(self.family, setting) if setting else self.graphs
+
+    def holds(self, setting: str) -> bool:
+        """Whether the start's result stays until the model returns."""
+        return bool(stored(self.family, setting)["holds"])
 
     def whole(self, batch: int, seq: int) -> Dims:
         """All dimensions of a pass."""
@@ -103,17 +135,28 @@ def captured(row: Row) -> Row:
 
 
 @cache
-def stored(name: str) -> Mapping[str, Any]:
-    """The file of a family's graphs."""
-    place = files("memfit").joinpath(HERE, f"{name}.json")
+def stored(name: str, setting: str = "") -> Mapping[str, Any]:
+    """The file of a family's graphs in a setting."""
+    place = place_of(name, setting)
     found: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     return found
 
 
 @cache
-def graphs_of(name: str) -> Mapping[str, Graph]:
+def graphs_of(name: str, setting: str = "") -> Mapping[str, Graph]:
     """A family's graphs, read once."""
-    return parsed(stored(name))
+    return parsed(stored(name, setting))
+
+
+def place_of(name: str, setting: str) -> Traversable:
+    """Where the graphs of a family in a setting are."""
+    return files("memfit").joinpath(HERE, f"{name}.{setting}.json" if setting else f"{name}.json")
+
+
+@cache
+def known_settings(name: str) -> frozenset[str]:
+    """The settings that a family was captured in."""
+    return frozenset(one for one in SETTINGS if place_of(name, one).is_file())
 
 
 def parsed(data: Mapping[str, Any]) -> Mapping[str, Graph]:
@@ -124,10 +167,17 @@ def model_of(
     row: Row, fields: Fields, data: Mapping[str, Any], graphs: Mapping[str, Graph]
 ) -> Model:
     """The model of a config: dimensions from the row, everything else from the file."""
-    dims, kinds = row.dims(fields), list(row.kinds(fields))
     tied = fields.flag("tie_word_embeddings", default=row.tied)
+    said = fields.value("dtype", "torch_dtype", default=None) is not None
+    outer, fields = fields, fields.section(row.text) if row.text else fields
+    towers = () if row.tower is None else row.tower(outer.section("vision_config"))
+    named = outer.value("architectures", default=[])
+    if towers and any("ForCausalLM" in str(one) for one in named):
+        outer.blame("architectures", f"no captured graph of `{row.name}` without its tower", TRACE)
+    dims, kinds = row.dims(fields), list(row.kinds(fields))
     positions = fields.count(row.positions, default=2048, high=2**40)
-    dtype, share = fields.dtype(), row.active(fields) if row.active is not None else (1, 1)
+    dtype = outer.dtype() if said else fields.dtype()
+    share = row.active(fields) if row.active is not None else (1, 1)
     unlike(row, fields, data, dims)
     if fields.problems:
         raise InputError(*fields.problems)
@@ -160,10 +210,12 @@ def model_of(
         positions=positions,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
+        towers=towers,
+        heads=("image-text",) if row.tower is not None else ("causal-lm",),
         graphs=Graphs(
+            family=row.name,
             graphs=graphs,
             dims={**data["constants"], **dims},
-            holds=data["holds"],
             derived=row.derived,
             origin=data["origin"],
         ),
@@ -296,7 +348,18 @@ def ratio(fields: Fields, dims: Dims, large: str, small: str) -> None:
     dims[f"{large}_each"] = dims[large] // dims[small]
 
 
-__all__ = ["ROWS", "Graphs", "Row", "captured", "each", "field", "model_of", "replace"]
+__all__ = [
+    "ROWS",
+    "SETTINGS",
+    "Graphs",
+    "Row",
+    "captured",
+    "each",
+    "field",
+    "known_settings",
+    "model_of",
+    "replace",
+]
 
 
 def rows() -> Iterator[Row]:

@@ -14,7 +14,7 @@ from memfit.model.families.qwen3_next import (
     sections,
 )
 
-captured(
+ROW = captured(
     Row(
         name="qwen3_5_moe_text",
         dims=lambda fields: sections(fields, dims(fields, *EXPERTS)),

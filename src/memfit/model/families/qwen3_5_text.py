@@ -7,7 +7,7 @@ from memfit.model.families.qwen3_next import DERIVED, SIZES, base, dims, kinds, 
 
 DENSE = {"intermediate_size": (200, 312, 184)}
 
-captured(
+ROW = captured(
     Row(
         name="qwen3_5_text",
         dims=lambda fields: sections(fields, dims(fields, *DENSE)),

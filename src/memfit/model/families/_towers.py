@@ -1,0 +1,255 @@
+"""Vision towers as weights: what they hold while the language model reads text. The order is that
+of transformers 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from memfit.model.config import Fields
+from memfit.model.families._siglip import norm as layer_norm
+from memfit.model.modules import Linear, Norm, Weight
+
+Weights = Iterator[Weight]
+ROOT = "model.visual"
+
+
+def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Weights:
+    return Linear(name=name, inputs=inputs, outputs=outputs, bias=bias).weights()
+
+
+def rms_norm(name: str, width: int) -> Weights:
+    return Norm(name=name, width=width).weights()
+
+
+def frequencies(name: str, count: int) -> Weights:
+    """The two buffers of a rotary embedding."""
+    for one in ("inv_freq", "original_inv_freq"):
+        yield Weight(name=f"{name}.{one}", shape=(count,), role="buffer", format="float32")
+
+
+def patches(name: str, fields: Fields, width: int) -> Weight:
+    """The convolution over patches of two frames."""
+    patch = fields.count("patch_size")
+    shape = (width, fields.count("in_channels"), fields.count("temporal_patch_size"), patch, patch)
+    return Weight(name=f"{name}.patch_embed.proj.weight", shape=shape, role="linear")
+
+
+def head_size(fields: Fields, width: int) -> int:
+    heads = fields.count("num_heads")
+    fields.divides(heads, width, "num_heads", "the tower's width")
+    return width // heads
+
+
+# --------------------------------------------------------------------------------- Qwen's towers
+# Class defaults of the vision configs (transformers 5.23 configuration_qwen2_vl.py,
+# configuration_qwen2_5_vl.py, configuration_qwen3_vl.py, configuration_qwen3_5.py)
+PATCHES = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 16}
+QWEN2 = {**PATCHES, "patch_size": 14, "depth": 32, "embed_dim": 1280, "hidden_size": 3584}
+QWEN2_5 = {
+    **PATCHES,
+    "patch_size": 14,
+    "depth": 32,
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "out_hidden_size": 3584,
+}
+QWEN3 = {
+    **PATCHES,
+    "patch_size": 16,
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+}
+DEEPSTACK = [8, 16, 24]
+
+
+def qwen2_tower(fields: Fields) -> tuple[Weight, ...]:
+    """Qwen2-VL's."""
+    fields.assume(**QWEN2, mlp_ratio=4)
+    width, merge = fields.count("embed_dim"), fields.count("spatial_merge_size") ** 2
+    inner, out = int(width * fields.number("mlp_ratio", default=4)), fields.count("hidden_size")
+
+    def weights() -> Weights:
+        yield patches(ROOT, fields, width)
+        for number in range(fields.layers("depth")):
+            name = f"{ROOT}.blocks.{number}"
+            yield from layer_norm(f"{name}.norm1", width)
+            yield from layer_norm(f"{name}.norm2", width)
+            yield from linear(f"{name}.attn.qkv", width, 3 * width)
+            yield from linear(f"{name}.attn.proj", width, width)
+            yield from linear(f"{name}.mlp.fc1", width, inner)
+            yield from linear(f"{name}.mlp.fc2", inner, width)
+        yield from layer_norm(f"{ROOT}.merger.ln_q", width)
+        yield from linear(f"{ROOT}.merger.mlp.0", merge * width, merge * width)
+        yield from linear(f"{ROOT}.merger.mlp.2", merge * width, out)
+        yield from frequencies(f"{ROOT}.rotary_pos_emb", head_size(fields, width) // 4)
+
+    return tuple(weights())
+
+
+def qwen2_5_tower(fields: Fields) -> tuple[Weight, ...]:
+    """Qwen2.5-VL's: RMS norms and gated feed-forwards."""
+    fields.assume(**QWEN2_5)
+    width, merge = fields.count("hidden_size"), fields.count("spatial_merge_size") ** 2
+    inner, out = fields.count("intermediate_size"), fields.count("out_hidden_size")
+
+    def weights() -> Weights:
+        yield patches(ROOT, fields, width)
+        for number in range(fields.layers("depth")):
+            name = f"{ROOT}.blocks.{number}"
+            yield from rms_norm(f"{name}.norm1", width)
+            yield from rms_norm(f"{name}.norm2", width)
+            yield from linear(f"{name}.attn.qkv", width, 3 * width)
+            yield from linear(f"{name}.attn.proj", width, width)
+            yield from linear(f"{name}.mlp.gate_proj", width, inner)
+            yield from linear(f"{name}.mlp.up_proj", width, inner)
+            yield from linear(f"{name}.mlp.down_proj", inner, width)
+        yield from rms_norm(f"{ROOT}.merger.ln_q", width)
+        yield from linear(f"{ROOT}.merger.mlp.0", merge * width, merge * width)
+        yield from linear(f"{ROOT}.merger.mlp.2", merge * width, out)
+        yield from frequencies(f"{ROOT}.rotary_pos_emb", head_size(fields, width) // 4)
+
+    return tuple(weights())
+
+
+def merger(name: str, normed: int, width: int, out: int) -> Weights:
+    yield from layer_norm(f"{name}.norm", normed)
+    yield from linear(f"{name}.linear_fc1", width, width)
+    yield from linear(f"{name}.linear_fc2", width, out)
+
+
+def qwen3_tower(fields: Fields, *, deepstack: bool = False) -> tuple[Weight, ...]:
+    """Qwen3-VL's, with a merger for each layer that goes into the text model's first ones, and
+    Qwen3.5's, which has none of these."""
+    fields.assume(**QWEN3, **({"deepstack_visual_indexes": DEEPSTACK} if deepstack else {}))
+    width, merge = fields.count("hidden_size"), fields.count("spatial_merge_size") ** 2
+    inner, out = fields.count("intermediate_size"), fields.count("out_hidden_size")
+    stacked = len(fields.integers("deepstack_visual_indexes")) if deepstack else 0
+
+    def weights() -> Weights:
+        yield patches(ROOT, fields, width)
+        yield Weight(name=f"{ROOT}.patch_embed.proj.bias", shape=(width,), role="bias")
+        rows = fields.count("num_position_embeddings")
+        yield Weight(name=f"{ROOT}.pos_embed.weight", shape=(rows, width), role="embedding")
+        for number in range(fields.layers("depth")):
+            name = f"{ROOT}.blocks.{number}"
+            yield from layer_norm(f"{name}.norm1", width)
+            yield from layer_norm(f"{name}.norm2", width)
+            yield from linear(f"{name}.attn.qkv", width, 3 * width)
+            yield from linear(f"{name}.attn.proj", width, width)
+            yield from linear(f"{name}.mlp.linear_fc1", width, inner)
+            yield from linear(f"{name}.mlp.linear_fc2", inner, width)
+        yield from merger(f"{ROOT}.merger", width, merge * width, out)
+        for number in range(stacked):
+            name = f"{ROOT}.deepstack_merger_list.{number}"
+            yield from merger(name, merge * width, merge * width, out)
+        yield from frequencies(f"{ROOT}.rotary_pos_emb", head_size(fields, width) // 4)
+
+    return tuple(weights())
+
+
+# ------------------------------------------------------------------- Pixtral's and CLIP's towers
+# Class defaults (transformers 5.23 configuration_pixtral.py, configuration_clip.py)
+PIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "patch_size": 16,
+}
+CLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+}
+
+
+def of_kind(fields: Fields, kind: str) -> None:
+    """Say so where a config names another tower than `kind`."""
+    given = fields.text("model_type", default=kind)
+    if given != kind:
+        message = f"not supported yet: the vision tower `{given[:40]}`"
+        fields.blame("model_type", message, "`--by trace` runs the real code instead")
+
+
+def pixtral_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
+    """(its width, its weights)"""
+    of_kind(fields, "pixtral")
+    fields.assume(**PIXTRAL)
+    width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
+    heads, patch = fields.count("num_attention_heads"), fields.count("patch_size")
+    fields.divides(heads, width, "num_attention_heads", "the tower's width")
+
+    def weights() -> Weights:
+        shape = (width, fields.count("num_channels"), patch, patch)
+        yield Weight(name=f"{name}.patch_conv.weight", shape=shape, role="linear")
+        yield from rms_norm(f"{name}.ln_pre", width)
+        for number in range(fields.layers()):
+            layer = f"{name}.transformer.layers.{number}"
+            yield from rms_norm(f"{layer}.attention_norm", width)
+            for part, inputs, outputs in (
+                ("gate", width, inner),
+                ("up", width, inner),
+                ("down", inner, width),
+            ):
+                yield from linear(f"{layer}.feed_forward.{part}_proj", inputs, outputs, bias=False)
+            for part in "kvqo":
+                yield from linear(f"{layer}.attention.{part}_proj", width, width, bias=False)
+            yield from rms_norm(f"{layer}.ffn_norm", width)
+        yield from frequencies(f"{name}.patch_positional_embedding", width // heads // 2)
+
+    return width, tuple(weights())
+
+
+def clip_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
+    """(its width, its weights)"""
+    of_kind(fields, "clip_vision_model")
+    fields.assume(**CLIP)
+    width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
+    patch, channels = fields.count("patch_size"), fields.count("num_channels")
+    places = (fields.count("image_size") // patch) ** 2 + 1
+
+    def weights() -> Weights:
+        place = f"{name}.embeddings"
+        yield Weight(name=f"{place}.class_embedding", shape=(width,))
+        shape = (width, channels, patch, patch)
+        yield Weight(name=f"{place}.patch_embedding.weight", shape=shape, role="linear")
+        table = f"{place}.position_embedding.weight"
+        yield Weight(name=table, shape=(places, width), role="embedding")
+        ids = f"{place}.position_ids"
+        yield Weight(name=ids, shape=(1, places), role="buffer", format="int64")
+        yield from layer_norm(f"{name}.pre_layrnorm", width)
+        for number in range(fields.layers()):
+            layer = f"{name}.encoder.layers.{number}"
+            for part in ("k", "v", "q", "out"):
+                yield from linear(f"{layer}.self_attn.{part}_proj", width, width)
+            yield from layer_norm(f"{layer}.layer_norm1", width)
+            yield from linear(f"{layer}.mlp.fc1", width, inner)
+            yield from linear(f"{layer}.mlp.fc2", inner, width)
+            yield from layer_norm(f"{layer}.layer_norm2", width)
+        yield from layer_norm(f"{name}.post_layernorm", width)
+
+    return width, tuple(weights())
+
+
+Tower = Callable[[Fields], tuple[Weight, ...]]
+
+__all__ = [
+    "Tower",
+    "clip_tower",
+    "frequencies",
+    "layer_norm",
+    "linear",
+    "pixtral_tower",
+    "qwen2_5_tower",
+    "qwen2_tower",
+    "qwen3_tower",
+    "rms_norm",
+]
