@@ -55,6 +55,7 @@ class Body:
         ] = ()  # what the loop's variable holds, until the next one is there
         self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them,
         self.cache: Cache | None = None  # and its keys and values
+        self.idle: list[Tensor] = []  # that train where a tower is used
         self.player: Player | None = None  # of passes that were walked before
         self.hooks: Hooks | None = None  # on what nodes save, around every micro-batch
 
@@ -72,10 +73,9 @@ class Body:
             warm_up(r, self.program)
         apart = head_apart(r, self.program)
         self.ends.load(model.towers, idle_linears(model.towers))
-        for tensor in self.ends.tensors.values():
-            tensor.needs = (
-                False  # text gives a tower no gradient, and so the optimizer no state of it
-            )
+        self.idle = [one for one in self.ends.tensors.values() if one.needs]
+        for tensor in self.idle:
+            tensor.needs = False  # text gives a tower no gradient, and so the first step no state
         if self.program.quant is not None and self.program.quant.double:
             self.shared.append(
                 r.tensor((256,), FP32, "code", "weights")

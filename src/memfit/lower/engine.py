@@ -149,6 +149,7 @@ class Engine:
             partial(names, program),
             program.master,
             cut=body.programs.dtensors(program),
+            idle=(*body.idle, *body.ends.idle),
         )
 
     def weights(self, body: Body) -> Weights:

@@ -28,6 +28,7 @@ class Said:
     ids: Tensor
     positions: Tensor
     beams: int = 1
+    directions: int = 1  # of its positions
     scores: list[Tensor] = field(default_factory=list)
     sequences: list[Tensor] = field(default_factory=list)
     held: list[Tensor] = field(
@@ -61,7 +62,7 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     if job.new_tokens == 0:
         r.mark("prefill")
         return body, prompt, cache, passed(program, body, prompt, None, cache, 0)
-    said = spoken(r, job, prompt)
+    said = spoken(r, program, prompt)
     r.mark("prefill")
     given = ops.integers(r, (said.rows, Dim(job.seq, "S")), "clone")
     first = [given]
@@ -70,9 +71,8 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     for step in walked(job):
         r.mark("decode", "", step)
         if said.length < job.seq + step:
-            said.ids, said.positions = (
-                ops.integers(r, (said.rows, job.seq + step), "cat") for _ in range(2)
-            )
+            said.ids = ops.integers(r, (said.rows, job.seq + step), "cat")
+            said.positions = counted(r, said, job.seq + step)
         if cache is not None:
             skip_to(r, cache, job.seq + step - 1, step)
             r.mark("decode", "", step)
@@ -96,9 +96,16 @@ def once(program: Program, body: Body) -> tuple[object, ...]:
     return inputs, body.forward(inputs[0], ctx, 0), ctx.returned
 
 
-def spoken(r: Recorder, job: Job, prompt: Tensor) -> Said:
+def counted(r: Recorder, said: Said, length: int) -> Tensor:
+    """The positions of this many tokens."""
+    return ops.integers(r, (said.rows, said.directions * length), "cat")
+
+
+def spoken(r: Recorder, program: Program, prompt: Tensor) -> Said:
     """The prompt as `generate` keeps it: once for each beam, with positions counted along its mask
-    of ones."""
+    of ones. Where they have three directions, those of text stand beside them (transformers 5.23
+    modeling_qwen2_vl.py _prepare_position_ids_for_generation)."""
+    job = program.job
     rows = Dim(job.batch * job.beams, "B")
     ids = prompt if job.beams == 1 else ops.integers(r, (rows, job.seq), "repeat_interleave")
     held = [ops.integers(r, (1,), one) for one in ("pad", "end")]
@@ -107,8 +114,12 @@ def spoken(r: Recorder, job: Job, prompt: Tensor) -> Said:
         ids=ids,
         positions=ops.integers(r, (rows, job.seq), "positions"),
         beams=job.beams,
+        directions=4 if program.model.own_positions else 1,
         held=held,
     )
+    if said.directions > 1:
+        held.append(ops.integers(r, (rows,), "zeros"))
+        said.positions = counted(r, said, job.seq)
     held += [said.positions, ops.integers(r, (rows,), "ones")]
     if (
         job.beams > 1
@@ -176,7 +187,7 @@ def generated(
     positions = said.positions if ids.shape[1] > 1 else newest(said.positions)
     scores = passed(program, body, ids, positions, cache, step)
     del ids, positions
-    said.positions = ops.integers(body.r, (said.rows, said.length + 1), "cat")
+    said.positions = counted(body.r, said, said.length + 1)
     (chosen if said.beams == 1 else chosen_beams)(body.r, scores, said)
     if said.beams > 1 and cache is not None:
         reordered(body.r, cache, step)

@@ -3,7 +3,7 @@ that go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 
@@ -39,7 +39,8 @@ class Names:
 class Stepper:
     """Runs one optimizer over the trained tensors, span by span, so that identical layers stay
     comparable. `cut`: names of those that tensor parallelism cuts, and of experts that are spread:
-    no list holds any of them beside others."""
+    no list holds any of them beside others. `idle`: tensors that it is given, and that get no
+    gradient."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Stepper:
         master: bool = False,
         copies: Copies | None = None,
         cut: tuple[frozenset[str], ...] = (),
+        idle: Sequence[Tensor] = (),
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(
@@ -64,8 +66,12 @@ class Stepper:
         self.master = master
         self.ready: set[int] = set()
         self.check()
+        for tensor in idle if master else ():
+            self.copy(tensor.shape, self.states)
         if optimizer.eager_states:
             self.make_states(0)
+            for tensor in idle:
+                self.make_state(self.rule_of("", tensor), tensor)
         if optimizer.when != "after":
             self.hook()
 
@@ -100,14 +106,18 @@ class Stepper:
             self.r.mark("prepare", where)
             copies.append((where, []))
             for shape in each:
-                clone = self.r.tensor(shape, BF16, "clone", "temporaries")
-                copies[-1][1].append(self.r.tensor(shape, FP32, "master", "master"))
-                del clone
+                self.copy(shape, copies[-1][1])
         if shapes is None:
             for (_, tensors), (_, masters) in zip(spans, copies, strict=True):
                 for tensor, copy in zip(tensors, masters, strict=True):
                     copy.name = tensor.name
         return copies
+
+    def copy(self, shape: Shape, into: list[Tensor]) -> None:
+        """One master copy."""
+        clone = self.r.tensor(shape, BF16, "clone", "temporaries")
+        into.append(self.r.tensor(shape, FP32, "master", "master"))
+        del clone
 
     def step(self, step: int) -> None:
         if self.optimizer.when != "after":

@@ -62,7 +62,7 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         if where not in ("job.task", "job.precision", "job.packing"):
             yield what, where
     graphs = program.model.graphs
-    if job.framework != "transformers":
+    if job.framework == "trl":
         yield f"as `{job.framework}` runs it", "job.framework"
     if job.head not in ("auto", graphs.head):
         yield f"with a head of kind `{job.head}`", "job.head"

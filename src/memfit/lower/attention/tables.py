@@ -49,6 +49,8 @@ def frequencies(model: Model) -> list[Weight]:
 
 def rows(ctx: Context) -> int:
     """One for all sequences, unless each comes with positions of its own."""
+    if ctx.program.model.own_positions:
+        return int(ctx.batch)
     return ctx.positions.shape[0] if ctx.positions is not None else 1
 
 

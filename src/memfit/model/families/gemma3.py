@@ -9,10 +9,11 @@ from typing import Any
 
 from memfit.model.config import Fields
 from memfit.model.families import family
+from memfit.model.families._composite import rooted
 from memfit.model.families._siglip import vision_tower
 from memfit.model.families.gemma3_text import EXAMPLE as TEXT
 from memfit.model.families.gemma3_text import text_model
-from memfit.model.modules import Model, Module, Weight
+from memfit.model.modules import Model, Weight
 
 VISION = {
     "model_type": "siglip_vision_model",
@@ -32,24 +33,6 @@ EXAMPLE = {
 # Class defaults of Gemma3TextConfig that published configs leave out (transformers 5.23
 # configuration_gemma3.py)
 DEFAULTS = {"num_attention_heads": 8, "vocab_size": 262208, "max_position_embeddings": 131072}
-
-
-def rooted(model: Model, old: str, new: str) -> Model:
-    """The same model with its parts under another name."""
-
-    def module(one: Module) -> Module:
-        return replace(one, name=one.name.replace(old, new, 1))
-
-    def weight(one: Weight) -> Weight:
-        return replace(one, name=one.name.replace(old, new, 1))
-
-    return replace(
-        model,
-        prefix=model.prefix.replace(old, new, 1),
-        embed=tuple(map(module, model.embed)),
-        final=tuple(map(module, model.final)),
-        buffers=tuple(map(weight, model.buffers)),
-    )
 
 
 def small(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +77,7 @@ def build(fields: Fields) -> Model:
     return replace(
         model,
         towers=(*tower, *projector),
+        heads=("causal-lm", "image-text"),
         caching=text.flag("use_cache", default=True),
         tied=fields.flag("tie_word_embeddings", default=True),
         dtype=fields.dtype() if said else model.dtype,

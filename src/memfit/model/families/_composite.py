@@ -1,0 +1,68 @@
+"""A language model that is known by itself, with a vision tower beside it: for text the one does
+all the work, and the other is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from memfit.model.config import Fields
+from memfit.model.families import find
+from memfit.model.modules import Model, Module, Weight
+
+PREFIX = "model.language_model."
+
+
+def rooted(model: Model, old: str, new: str) -> Model:
+    """The same model with its parts under another name."""
+
+    def module(one: Module) -> Module:
+        return replace(one, name=one.name.replace(old, new, 1))
+
+    def weight(one: Weight) -> Weight:
+        return replace(one, name=one.name.replace(old, new, 1))
+
+    return replace(
+        model,
+        prefix=model.prefix.replace(old, new, 1),
+        embed=tuple(map(module, model.embed)),
+        final=tuple(map(module, model.final)),
+        buffers=tuple(map(weight, model.buffers)),
+    )
+
+
+def text_fields(fields: Fields) -> Fields:
+    """The language model's part of a config; older ones have it on their first level."""
+    return fields.section("text_config") if fields.mapping("text_config") else fields
+
+
+def composite(
+    fields: Fields,
+    name: str,
+    kind: str,
+    towers: Callable[[Model], Iterable[Weight]],
+    *,
+    tied: bool = False,
+    **changes: Any,
+) -> Model:
+    """The model of class `name` whose language model is one of type `kind`."""
+    text = text_fields(fields)
+    shared = fields.flag("tie_word_embeddings", default=tied)
+    text.config = {**text.config, "tie_word_embeddings": shared}
+    model = rooted(find(kind).build(text), "model.", PREFIX)
+    # The outer dtype holds for both parts.
+    said = fields.value("dtype", "torch_dtype", default=None) is not None
+    return replace(
+        model,
+        family=name,
+        tied=shared,
+        towers=tuple(towers(model)),
+        heads=("image-text",),
+        caching=text is not fields and text.flag("use_cache", default=True),
+        dtype=fields.dtype() if said else model.dtype,
+        **changes,
+    )
+
+
+__all__ = ["composite", "rooted", "text_fields"]

@@ -1,0 +1,65 @@
+"""Mistral Small 3.1 and later, Ministral 3 and Devstral 2 as they read text: Mistral or Ministral 3
+with Pixtral's tower idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.model.config import Fields
+from memfit.model.families import family
+from memfit.model.families._composite import composite
+from memfit.model.families._towers import linear, pixtral_tower, rms_norm
+from memfit.model.families.mistral import MINISTRAL3, MISTRAL
+from memfit.model.modules import Model, Weight
+
+TEXTS = ("mistral", "ministral3")
+TOWER = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+@family(
+    "mistral3",
+    examples=(
+        {
+            "model_type": "mistral3",
+            "text_config": {**MISTRAL, "sliding_window": None},
+            "vision_config": TOWER,
+            "tie_word_embeddings": False,
+        },
+        {
+            "model_type": "mistral3",
+            "text_config": {**MINISTRAL3, "head_dim": 32},
+            "vision_config": {**TOWER, "patch_size": 8},
+            "multimodal_projector_bias": True,
+            "spatial_merge_size": 1,
+        },
+    ),
+)
+def build(fields: Fields) -> Model:
+    text = fields.section("text_config")
+    kind = text.text("model_type", default="mistral")
+    if kind not in TEXTS:
+        message = f"not supported yet: the language model `{kind[:40]}`"
+        text.blame("model_type", message, "`--by trace` runs the real code instead")
+        kind = TEXTS[0]
+    width, tower = pixtral_tower(fields.section("vision_config"), "model.vision_tower")
+    merge = fields.count("spatial_merge_size", default=2)
+    bias = fields.flag("multimodal_projector_bias", default=False)
+    if not isinstance(fields.value("vision_feature_layer", default=-1), int):
+        fields.blame("vision_feature_layer", "not supported yet: features of several layers")
+
+    def towers(model: Model) -> Iterator[Weight]:
+        name = "model.multi_modal_projector"
+        yield from tower
+        yield from rms_norm(f"{name}.norm", width)
+        merger = f"{name}.patch_merger.merging_layer"
+        yield from linear(merger, width * merge**2, width, bias=False)
+        yield from linear(f"{name}.linear_1", width, model.width, bias=bias)
+        yield from linear(f"{name}.linear_2", model.width, model.width, bias=bias)
+
+    return composite(fields, "mistral3", kind, towers, tied=True)
