@@ -373,7 +373,8 @@ def assumed(row: Row | ChainRow, dims: Mapping[str, int]) -> dict[str, Any]:
     from memfit.trace.program import configuration
 
     wholes = [configuration(one, None).to_dict() for one in row.examples]
-    whole, *others = [one[row.text] for one in wholes] if row.text else wholes
+    text = row.text if isinstance(row, Row) else ""
+    whole, *others = [one[text] for one in wholes] if text else wholes
     rope = whole.get("rope_parameters") or {}
     turned = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     found = {} if turned is None else {"partial_rotary_factor": turned}
