@@ -15,6 +15,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.uses import strategy_from
 from memfit.verb_defaults import FIRST, with_defaults
+from memfit.verb_run import planned_over_lengths
 from memfit.verb_serving import Answering, asked_of, misplaced
 from memfit.verb_serving import work_of as answering
 from memfit.words import (
@@ -51,6 +52,9 @@ WITHOUT = (
     "by",
     "accumulate",
     "memory",
+    "steps",
+    "evaluate_every",
+    "save_every",
 )
 INFINIBAND = ("ib", "infiniband")
 NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
@@ -90,6 +94,7 @@ def plan(
         if name not in known
     ]
     problems += without(values)
+    values = planned_over_lengths(values, subject, problems)
     wanted = read_into(
         Planning,
         {name: values[name] for name in Planning.__dataclass_fields__ if name in values},

@@ -8,14 +8,16 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from memfit.defaults import trainer_default
 from memfit.errors import Problem
-from memfit.words import Ask, gather
+from memfit.job import Job
+from memfit.strategy import Strategy
+from memfit.words import Ask, gather, read_into
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
-    from memfit.job import Job
+    from memfit.runs.lengths import Lengths
     from memfit.runs.walker import Given
-    from memfit.strategy import Strategy
 
 # Options that say something of a run alone.
 OF_A_RUN = (
@@ -39,33 +41,13 @@ def run_of(
 ) -> tuple[Job, Given | None]:
     """The job with the usual and the longest batch of the run, and the run itself."""
     if not ask.lengths:
-        problems += [
-            Problem(
-                message=f"`{name.replace('_', '-')}` needs `--lengths`",
-                where=name,
-                hint="name the texts' lengths, like `--lengths data.jsonl`",
-            )
-            for name in OF_A_RUN
-            if getattr(ask, name) != getattr(Ask, name)
-        ]
+        problems += lonely(ask)
         return job, None
     problems += misfits(ask, job, strategy)
     from memfit.runs.batches import Sampling, batches
-    from memfit.runs.lengths import read_lengths
-    from memfit.runs.texts import Counting
     from memfit.runs.walker import Given
 
-    counting = Counting(
-        tokenizer=ask.tokenizer,
-        tokens_per_char=ask.tokens_per_char,
-        column=ask.text_key,
-        model=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else "",
-    )
-    lengths = gather(
-        problems,
-        lambda: None,
-        lambda: read_lengths(ask.lengths, counting, examples=ask.examples, seed=ask.seed),
-    )
+    lengths = gather(problems, lambda: None, lambda: read_lengths_of(ask, subject))
     if lengths is None:
         return job, None
     parts = strategy.size("tp") * strategy.size("cp") * strategy.size("pp")
@@ -89,6 +71,86 @@ def run_of(
     padded = sorted(batches(lengths.tokens, sampling, given.count, ask.seed).longest)
     usual, longest = padded[len(padded) // 2], padded[-1]
     return dataclasses.replace(job, seq=usual, longest=longest if longest > usual else 0), given
+
+
+OF_A_PLAN = tuple(
+    name for name in OF_A_RUN if name not in ("steps", "evaluate_every", "save_every")
+)
+SEEN = 200  # steps whose batches decide for a plan
+
+
+def planned_over_lengths(
+    values: dict[str, Any], subject: Any, problems: list[Problem]
+) -> dict[str, Any]:
+    """The options of a plan with the lengths that decide: `seq` is the mean of the batches, which
+    sets the time, `longest` the longest of them, which sets the memory, and the dataset has as many
+    tokens as its padded texts."""
+    named = {name: values[name] for name in ("lengths", *OF_A_PLAN) if name in values}
+    rest = {name: value for name, value in values.items() if name not in named}
+    ask = read_into(Ask, named, problems)
+    if not ask.lengths:
+        problems += lonely(ask)
+        return rest
+    if str(values.get("task", "")) == "inference":
+        problems += misfits(ask, Job(task="inference"), Strategy())
+    from memfit.runs.batches import Sampling, batches, epoch_steps
+
+    limit, batch = (
+        first_number(values.get(name), int((trainer_default(name) or ("", 1))[1]))
+        for name in ("seq", "batch")
+    )
+    found = gather(problems, lambda: None, lambda: read_lengths_of(ask, subject))
+    if found is None:
+        return rest
+    packing = values.get("packing") in (True, "yes", "true")
+    sampling = Sampling(
+        batch=batch,
+        limit=limit,
+        order=ask.order,
+        multiple=ask.pad_to_multiple,
+        packing=packing,
+    )
+    made = batches(found.tokens, sampling, min(SEEN, epoch_steps(found.tokens, sampling)), ask.seed)
+    mean, top = round(sum(made.longest) / len(made.longest)), max(made.longest)
+    rest["seq"] = str(mean)
+    if top > mean:
+        rest["longest"] = str(top)
+    if not rest.get("dataset_tokens") and not rest.get("examples"):
+        real = sum(min(one, limit) for one in found.tokens) * found.total / len(found.tokens)
+        rest["dataset_tokens"] = str(round(real / (1 - made.padding)))
+    return rest
+
+
+def first_number(value: Any, otherwise: int) -> int:
+    """Of several values the first; what is no number is reported elsewhere."""
+    text = str(value).partition(",")[0].strip()
+    return max(1, int(text)) if text.isdigit() else otherwise
+
+
+def read_lengths_of(ask: Ask, subject: Any) -> Lengths:
+    from memfit.runs.lengths import read_lengths
+    from memfit.runs.texts import Counting
+
+    counting = Counting(
+        tokenizer=ask.tokenizer,
+        tokens_per_char=ask.tokens_per_char,
+        column=ask.text_key,
+        model=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else "",
+    )
+    return read_lengths(ask.lengths, counting, examples=ask.examples, seed=ask.seed)
+
+
+def lonely(ask: Ask) -> list[Problem]:
+    """Options that need the lengths."""
+    return [
+        Problem(
+            message=f"`{name.replace('_', '-')}` needs `--lengths`",
+            where=name,
+            hint="name the texts' lengths, like `--lengths data.jsonl`",
+        )
+        for name in OF_A_RUN
+        if getattr(ask, name) != getattr(Ask, name)
+    ]
 
 
 def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:

@@ -274,3 +274,13 @@ def test_unusable_specifications_are_refused(spec: str, said: str) -> None:
 def test_options_of_a_run_need_lengths() -> None:
     with pytest.raises(InputError, match="needs `--lengths`"):
         memfit.estimate(SMALL, gpu="rtx-4090", order="sorted")
+
+
+def test_a_plan_takes_the_lengths_that_decide() -> None:
+    spec = "uniform:min=100,max=400"
+    found = memfit.plan(SMALL, gpu="rtx-4090", method="lora", seq=300, lengths=spec)
+    assert 200 < found.work.job.seq < found.work.job.longest == 300
+    with pytest.raises(InputError, match="training only"):
+        memfit.plan(SMALL, gpu="rtx-4090", task="inference", lengths=spec)
+    with pytest.raises(InputError, match="`steps` does not apply to a plan"):
+        memfit.plan(SMALL, gpu="rtx-4090", lengths=spec, steps=5)
