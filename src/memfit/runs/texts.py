@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,9 @@ class Counting:
     model: str = ""  # a local folder of the model may have a tokenizer
 
     def counter(self) -> Callable[[str], int]:
-        found = _COUNTERS.get(self)
-        if found is None:
-            found = _COUNTERS[self] = self._counter()
-        return found
+        return counter_of(self)
 
-    def _counter(self) -> Callable[[str], int]:
+    def make(self) -> Callable[[str], int]:
         if self.tokens_per_char:
             rate = self.tokens_per_char
             return lambda text: max(1, round(len(text) * rate)) if text else 0
@@ -67,7 +65,10 @@ class Counting:
         )
 
 
-_COUNTERS: dict[Counting, Callable[[str], int]] = {}
+@lru_cache(maxsize=4)
+def counter_of(counting: Counting) -> Callable[[str], int]:
+    """A tokenizer is read once, not for each line."""
+    return counting.make()
 
 
 def of_tokenizer(file: Path) -> Callable[[str], int]:
