@@ -157,6 +157,10 @@ def length(text: str, problems: list[Problem]) -> list[int]:
         dataclasses.replace(one, where="lengths")
         for one in field_problems(Job.__dataclass_fields__["seq"], value)
     ]
+    if found and not text[:1].isdigit():
+        dataset = f"`memfit estimate --lengths {text[:60]}` takes a dataset"
+        hint = f"a study compares fixed lengths; {dataset}"
+        found = [dataclasses.replace(one, hint=hint) for one in found]
     problems += found
     return [] if found else [int(value)]
 

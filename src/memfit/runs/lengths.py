@@ -191,6 +191,8 @@ def from_file(path: Path, counting: Counting, seed: int) -> Lengths:
         try:
             length = length_of(line, counting)
         except InputError as error:
+            if any(one.where == "tokenizer" for one in error.problems):
+                raise  # not this line's alone
             bad += 1
             if len(problems) < SHOWN:
                 problems += [
@@ -231,10 +233,11 @@ def numbered(path: Path) -> Iterator[tuple[int, str]]:
     """(number, text) of every line that is not blank."""
     try:
         with path.open("rb") as file:
+            if b"\0" in file.read(4096):
+                hint = "it must be text: JSON lines, or one length a line"
+                raise InputError(wrong(f"`{path.name}` is a binary file", hint))
+            file.seek(0)
             for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-                if b"\0" in raw[:4096]:
-                    hint = "it must be text: JSON lines, or one length a line"
-                    raise InputError(wrong(f"`{path.name}` is a binary file", hint))
                 if len(raw) == LONGEST_LINE:
                     message = f"line {number} of `{path.name}` is longer than {LONGEST_LINE} bytes"
                     raise InputError(wrong(message, "one text a line (JSON lines), not one list"))

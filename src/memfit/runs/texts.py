@@ -59,7 +59,7 @@ class Counting:
         missing = f"`{self.tokenizer[:80]}` has no tokenizer.json" if self.tokenizer else ""
         raise InputError.one(
             missing or "the texts need a tokenizer, to be counted in tokens",
-            where="lengths",
+            where="tokenizer",
             hint="`--tokenizer tokenizer.json`, or `--tokens-per-char 0.25` (about right for "
             "English)",
         )
