@@ -119,7 +119,7 @@ def test_sizes_in_range(value: int) -> None:
         assert len(found & {"num_hidden_layers", "n_layer", "num_layers", "n_layers"}) >= 1, (
             model_type
         )
-        assert len(found & {"hidden_size", "n_embd", "n_embed", "d_model"}) >= 1, model_type
+        assert len(found & {"hidden_size", "n_embd", "n_embed", "d_model", "dim"}) >= 1, model_type
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

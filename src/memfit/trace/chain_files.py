@@ -261,6 +261,7 @@ def of_head(found: Setting) -> dict[str, Any]:
         "head": first.head,
         "returned": list(found.returned),
         "shared": shared_weights(found),
+        "history": found.chains[0].history,
     }
     if first.head:
         data["head_shape"] = solved_shape(found.runs, first.head + ".weight", found.solver)
@@ -276,7 +277,11 @@ def shared_weights(found: Setting) -> list[str]:
                 if isinstance(one, str):
                     reads[one[1:]] = reads.get(one[1:], 0) + 1
     parameters = {one.name for one in found.runs[0].weights if not one.buffer}
-    return sorted(name for name, count in reads.items() if count > 1 and name in parameters)
+    names = {name for name, count in reads.items() if count > 1 and name in parameters}
+    layers = {
+        one: next((la for la in found.kinds if one.startswith(f"{la}.")), "") for one in names
+    }
+    return sorted({relative(name, layers[name]) for name in names})
 
 
 def weights_of(found: Setting) -> dict[str, Any]:

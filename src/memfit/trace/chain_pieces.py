@@ -22,6 +22,7 @@ class Chain:
 
     pieces: Mapping[str, Piece]
     results: Mapping[str, tuple[str, int]]
+    history: bool = False  # every layer's result is kept until the last one has run
 
     @property
     def layers(self) -> list[str]:
@@ -31,13 +32,15 @@ class Chain:
 def chain_of(run: Run) -> Chain:
     builder = Builder(run, frozenset({MIDDLE, FINAL}))
     last = before = START
+    history = False
     for one, name in zip(run.log, segment_names(run.log), strict=True):
         if isinstance(one, int):
             owner = builder.root.get(one)
             own = owner is not None and owner[0] == last  # its variables go when it has returned
             builder.now = last if own and not builder.piece(name).calls else name
-            if owner is not None and owner[0] == before and before not in ENDS:
-                builder.now = ""  # the last layer's input, which its loop lets go
+            if owner is not None and owner[0] not in ENDS and builder.now in (MIDDLE, FINAL):
+                builder.now = ""  # what a loop over layers lets go when it is over
+                history |= owner[0] != before
             builder.freed(one)
         else:
             builder.call(one, name)
@@ -47,7 +50,7 @@ def chain_of(run: Run) -> Chain:
         place = builder.latest.get(key(ref)) or builder.root.get(ref.block)
         if place is not None:
             results[name] = place
-    return Chain(pieces=builder.finished(), results=results)
+    return Chain(pieces=builder.finished(), results=results, history=history)
 
 
 def segment_names(log: Sequence[Call | int]) -> list[str]:

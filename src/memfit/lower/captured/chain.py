@@ -3,6 +3,7 @@ their order, and the loss, which is part of the last graph."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS
@@ -10,7 +11,7 @@ from memfit.graph import evaluated as size_of
 from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
-from memfit.model.modules import Captured, Layer, Model
+from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.program import Program
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from memfit.lower.context import Context
     from memfit.lower.programs import Programs
 
+HISTORY = "history:"  # begins the names of results that are only kept
 LABELS = ("labels", "start_positions", "end_positions")
 
 
@@ -62,40 +64,59 @@ def of_piece(name: str, ctx: Context) -> Evaluation:
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From the inputs to the first layer's input; what others read is left in the context."""
     ctx.r.shared.update(model.graphs.shared)
-    module = next(one for one in model.embed if isinstance(one, Captured))
-    return passed("start", ids, module, bound, ctx)
+    return passed("start", ids, linears_of(model), bound, ctx)
 
 
 def middle(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From the encoder's last layer to the decoder's first."""
-    module = next(one for one in model.final if isinstance(one, Captured))
-    return passed("middle", x, module, bound, ctx)
+    ctx.shared = without_history(ctx)
+    return passed("middle", x, linears_of(model), bound, ctx)
 
 
 def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     piece = layer.captured
     assert piece is not None
-    return passed(piece.graph, x, piece, bound, ctx)
+    if ctx.program.model.graphs.history:
+        ctx.shared = {**ctx.shared, f"{HISTORY}{bound.prefix}": x.detach()}
+    return passed(piece.graph, x, piece.by_name, bound, ctx)
 
 
-def passed(name: str, x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
+def without_history(ctx: Context) -> dict[str, Tensor]:
+    return {name: one for name, one in ctx.shared.items() if not name.startswith(HISTORY)}
+
+
+def arguments(layer: Layer, ctx: Context) -> dict[str, Tensor]:
+    """Of what other pieces left in the context, what this layer is given: a checkpoint holds it."""
+    assert layer.captured is not None
+    read = of_piece(layer.captured.graph, ctx).graph.inputs
+    return {name: one for name, one in ctx.shared.items() if name in read}
+
+
+def linears_of(model: Model) -> Mapping[str, Linear]:
+    """Linear layers before, between and behind the lists of layers, by name."""
+    ends = (*model.embed, *model.final)
+    return {linear.name: linear for one in ends for linear in one.linears()}
+
+
+def passed(
+    name: str, x: Tensor, linears: Mapping[str, Linear], bound: Bound, ctx: Context
+) -> Tensor:
     """One piece: its `x`, and what it makes for others, in the context."""
-    found = run_piece(of_piece(name, ctx), x, piece, bound, ctx)
+    found = run_piece(of_piece(name, ctx), x, linears, bound, ctx)
     out = found.pop("x")
-    ctx.shared |= found
+    ctx.shared = {**ctx.shared, **found}
     return out
 
 
 def run_piece(
-    run: Evaluation, x: Tensor, piece: Captured, bound: Bound, ctx: Context
+    run: Evaluation, x: Tensor, linears: Mapping[str, Linear], bound: Bound, ctx: Context
 ) -> dict[str, Tensor]:
     """A graph on its `x`, the model's inputs and what other pieces left in the context, of which it
     may let go."""
-    inputs, shared = named(ctx), ctx.shared
-    given = {"x": x, **shared, **inputs}
-    names = tuple(shared)
-    shared.clear()
-    found = run.run(given, ctx, bound, piece.by_name, given)
+    given = {"x": x, **ctx.shared, **named(ctx)}
+    names = tuple(ctx.shared)
+    ctx.shared = {}
+    found = run.run(given, ctx, bound, linears, given)
     ctx.shared = {name: given[name] for name in names if name in given}
     return found
 
@@ -103,9 +124,11 @@ def run_piece(
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     """From the last layer to the loss, or to the first result where there are no labels. The model
     returns its results to a caller that lets go of them."""
+    ctx.shared = without_history(ctx)
     run = of_piece("final", ctx)
     labelled = ctx.job.training
-    found = run_piece(run if labelled else run.without("loss"), x, piece, bound, ctx)
+    linears = linears_of(ctx.program.model)
+    found = run_piece(run if labelled else run.without("loss"), x, linears, bound, ctx)
     names = [one for one in ctx.program.model.graphs.returned if one in found]
     ctx.returned += [found[name] for name in names]
     return found["loss"] if labelled else found[names[0]]

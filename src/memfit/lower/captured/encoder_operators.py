@@ -4,7 +4,7 @@ has them, too."""
 from __future__ import annotations
 
 from memfit.formats import BOOL, FP32
-from memfit.lower import norms, ops
+from memfit.lower import norms, ops, views
 from memfit.lower.captured.operators import operator, tensors
 from memfit.lower.captured.run import Frame, Step
 from memfit.lower.tensors import Tensor
@@ -42,6 +42,34 @@ def nll_loss(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tenso
     logs, labels = tensors(args)[:2]
     read = FP32 if frame.ctx.autocast is not None else None
     return ops.nll_loss(frame.ctx.r, logs, labels, read), Tensor((), FP32, None)
+
+
+def in_16_bits(args: list[Tensor | None], frame: Frame) -> list[Tensor]:
+    """The operands of a product as autocast has them: the last one is cast first."""
+    given = tensors(args)
+    narrow = frame.ctx.autocast
+    args.clear()
+    if narrow is None:
+        return given
+    for place in range(len(given) - 1, -1, -1):
+        given[place] = ops.cast(frame.ctx.r, given[place], narrow)
+    return given
+
+
+@operator("bmm")
+def bmm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    a, b = in_16_bits(args, frame)
+    return (views.bmm(frame.ctx.r, a, b),)
+
+
+@operator("_softmax")
+def softmax(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Autocast runs it in fp32 (ATen/autocast_mode.h fp32_set_opt_dtype)."""
+    r, x = frame.ctx.r, tensors(args)[0]
+    if frame.ctx.autocast is not None:
+        x = ops.cast(r, x, FP32)
+    out = r.like(x, "softmax")
+    return (r.node("softmax", out, (x,), ops.back_softmax, (out.detach(),), x.format),)
 
 
 __all__ = ["dropout", "layer_norm"]

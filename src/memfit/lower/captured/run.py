@@ -41,6 +41,7 @@ class Step:
     drops: tuple[int, ...]
     like: int | None  # the value whose format a cast goes back to
     dims: Dims
+    runs: bool = True  # not where a result that it makes is not asked for
     releases: tuple[str, ...] = ()  # inputs that nothing refers to once it has run
 
 
@@ -142,7 +143,12 @@ class Evaluation:
         """The same without one result, and without the operations that nothing else needs."""
         if name not in self.shorter:
             outputs = {key: one for key, one in self.graph.outputs.items() if key != name}
-            self.shorter[name] = Evaluation(needed(self.graph, outputs), self.dims)
+            shorter = self.shorter[name] = Evaluation(
+                replace(self.graph, outputs=outputs), self.dims
+            )
+            runs = needed(self.graph, outputs)
+            for number, step in enumerate(shorter.steps):
+                step.runs = number in runs
         return self.shorter[name]
 
     def run(
@@ -154,9 +160,6 @@ class Evaluation:
         owner: dict[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """The values that leave the graph, by name. `owner` loses what the graph lets go."""
-        from memfit.lower.captured import encoder_operators  # noqa: F401 - they register themselves
-        from memfit.lower.captured.operators import OPERATORS, other
-
         if owner is not None:
             for name in self.unread:
                 owner.pop(name, None)
@@ -174,26 +177,8 @@ class Evaluation:
                 module = op.where
                 frame.enter(module)
             r.where = bound.path(op.where) if op.where else bound.prefix
-            before = r.grad
-            r.grad = before and not op.attrs.get("no_grad", False)
-            results = OPERATORS.get(op.name, other)(
-                step,
-                [
-                    env.get(one)
-                    if type(one) is int
-                    else None
-                    if one is None
-                    else frame.weight(str(one)[1:])
-                    for one in op.inputs
-                ],
-                frame,
-            )
-            r.grad = before
-            for number, tensor in zip(op.outputs, results, strict=True):
-                env[number] = tensor
-            del results
-            if "tensor" in locals():
-                del tensor
+            if step.runs:
+                execute(step, env, frame)
             for number in step.drops:
                 env.pop(number, None)
             if step.releases and owner is not None:
@@ -203,13 +188,40 @@ class Evaluation:
         return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
 
 
-def needed(graph: Graph, outputs: Mapping[str, int]) -> Graph:
-    """The operations at the end that these results do not need are left out."""
+def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
+    """Run one operation on the values in `env`, and put its results there."""
+    from memfit.lower.captured import encoder_operators  # noqa: F401 - they register themselves
+    from memfit.lower.captured.operators import OPERATORS, other
+
+    op, r = step.op, frame.ctx.r
+    before = r.grad
+    r.grad = before and not op.attrs.get("no_grad", False)
+    results = OPERATORS.get(op.name, other)(
+        step,
+        [
+            env.get(one)
+            if type(one) is int
+            else None
+            if one is None
+            else frame.weight(str(one)[1:])
+            for one in op.inputs
+        ],
+        frame,
+    )
+    r.grad = before
+    env.update(zip(op.outputs, results, strict=True))
+
+
+def needed(graph: Graph, outputs: Mapping[str, int]) -> frozenset[int]:
+    """The numbers of the operations that these results need."""
     wanted = set(outputs.values())
-    count = len(graph.ops)
-    while count and not wanted & set(graph.ops[count - 1].outputs):
-        count -= 1
-    return replace(graph, ops=graph.ops[:count], outputs=dict(outputs))
+    found: set[int] = set()
+    for number in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[number]
+        if wanted & set(op.outputs):
+            found.add(number)
+            wanted |= {one for one in op.inputs if isinstance(one, int)}
+    return frozenset(found)
 
 
 def upcasts(graph: Graph) -> dict[int, int]:

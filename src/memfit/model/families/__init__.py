@@ -79,9 +79,10 @@ def families() -> Mapping[str, Family]:
 def find(model_type: str) -> Family:
     """The family of a `model_type`; the file of that name is tried first, so that one question
     loads one file."""
-    if model_type not in _FAMILIES and model_type.isidentifier():
+    file = model_type.replace("-", "_")
+    if model_type not in _FAMILIES and file.isidentifier():
         try:
-            import_module(f"{__name__}.{model_type}")
+            import_module(f"{__name__}.{file}")
         except ModuleNotFoundError:
             families()
     if model_type in _FAMILIES:

@@ -275,7 +275,7 @@ def modules(rows: Sequence[Sequence[Any]], dims: Mapping[str, int]) -> tuple[Mod
             found.append(
                 Linear(name=path, inputs=inputs, outputs=outputs, bias=f"{path}.bias" in known)
             )
-        elif row[2] == "Linear":
+        elif row[2] == "Linear" and f"{path}.weight" in known:
             continue
         elif row[2].endswith("Embedding") and last == "weight" and len(weight.shape) == 2:
             found.append(Embedding(name=path, rows=weight.shape[0], width=weight.shape[1]))

@@ -48,6 +48,7 @@ class ChainRow:
     silent: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     positions: str = "max_position_embeddings"
+    before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -76,6 +77,11 @@ class ChainGraphs:
     def shared(self) -> tuple[str, ...]:
         """Weights that several operations read."""
         return tuple(self.data["heads"][self.head]["shared"])
+
+    @property
+    def history(self) -> bool:
+        """Whether every layer's result is kept until the last one has run."""
+        return bool(self.data["heads"][self.head].get("history", False))
 
     @property
     def graphs(self) -> Mapping[str, Graph]:
@@ -113,13 +119,17 @@ def key_of(name: str, head: str, masked: bool, alone: bool) -> str:
 CHAINS: dict[str, ChainRow] = {}
 
 
-def chained(row: ChainRow) -> ChainRow:
-    """Register a family of encoders that runs by graphs."""
-    CHAINS[row.name] = row
-    family(row.name, examples=row.examples, graphs=True, heads=row.heads)(
-        lambda fields: model_of(row, fields, stored(row.name))
-    )
-    return row
+def chained(*rows: ChainRow, choose: Callable[[Fields], int] = lambda fields: 0) -> None:
+    """Register a family of encoders that runs by graphs, under the name of its first row; `choose`
+    says which row's code a config runs."""
+    CHAINS.update({row.name: row for row in rows})
+    examples = tuple(example for row in rows for example in row.examples)
+
+    def build(fields: Fields) -> Model:
+        row = rows[choose(fields)]
+        return model_of(row, fields, stored(row.name))
+
+    family(rows[0].name, examples=examples, graphs=True, heads=rows[0].heads)(build)
 
 
 @cache
@@ -175,7 +185,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     start, final = modules(weights["start"], dims), modules(weights["final"], dims)
     return Model(
         name=row.name,
-        family=row.name,
+        family=row.examples[0]["model_type"],
         prefix=data["lists"][kinds[0]],
         paths=paths_of(kinds, data["lists"]),
         layers=tuple(layers[kind] for kind in kinds),
@@ -186,7 +196,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         embed=(start[0], Captured(name="", graph="start", parts=start[1:])),
         final=(Captured(name="", graph="final", parts=final),),
         head=head_linear(data["heads"][head], final, dims),
-        positions=positions,
+        positions=positions - row.before,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         whole=classifiers(final) if head == "classification" else (),
