@@ -122,7 +122,7 @@ def test_layers_are_dealt_with_room_for_the_head_on_the_first() -> None:
         ({"split": Split(size=2, layers="4/5")}, {}, "use split.layers"),
         ({"split": Split(size=2, layers="a")}, {}, "use split.layers"),
         ({"split": Split(size=9)}, {}, "use split"),
-        ({}, {"task": "inference"}, "job.task"),
+        ({}, {"task": "inference", "beams": 2}, "job"),
         ({}, {"method": "qlora"}, "use split.layers"),
         ({}, {"framework": "torchtune"}, "use split"),
         ({}, {"activation_offload": "streams"}, "job.activation_offload"),
@@ -203,3 +203,36 @@ def test_a_plan_may_take_it() -> None:
     assert [(row.kind.layout, row.estimate.verdict, row.estimate.time) for row in found.rows] == [
         ("split", "fits", None)
     ]
+
+
+GENERATES = {"task": "inference", "precision": "bf16", "new_tokens": 8}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_divides_weights_and_cache(cache: str) -> None:
+    """Three GPUs hold what one holds, and each the keys and values of its own layers."""
+    options = {**GENERATES, "cache": cache}
+    parts = [held(rank, gpus=3, **options) for rank in range(3)]
+    one = whole(**options)
+    for name in ("weights", "kv_cache"):
+        assert sum(part.parts[name] for part in parts) == one.parts[name]
+
+
+def test_logits_of_a_generation_return_to_the_first_gpu() -> None:
+    """The last token's: they are computed on the last GPU, chosen from on the first in fp32."""
+    sizes = []
+    for rank in range(3):
+        strategy = Strategy(split=Split(size=3), rank=rank)
+        tape = lower(build(LLAMA), Job(**{"batch": 2, "seq": 128, **GENERATES}), strategy)
+        made = [one.size for one in tape if isinstance(one, Alloc) and one.part == "logits"]
+        sizes.append(set(made))
+    row = 2 * 4000  # of two requests
+    assert sizes == [{2 * row, 4 * row}, set(), {2 * row}]
+
+
+def test_a_generation_on_several_gpus_has_no_time() -> None:
+    answer = estimate(LLAMA, gpu="2xh100-sxm", use="split", **GENERATES)
+    assert answer.fits
+    assert "2 NVIDIA" in answer.summary()
+    with pytest.raises(InputError, match="with beams, a quantized cache"):
+        estimate(LLAMA, gpu="2xh100-sxm", use="split", beams=2, **GENERATES)

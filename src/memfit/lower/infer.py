@@ -8,7 +8,7 @@ from dataclasses import field
 from memfit.formats import BOOL, FP32, INT64
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.lower import head, ops, quantized_cache, versions
+from memfit.lower import infer_stage, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
@@ -188,6 +188,9 @@ def generated(
     scores = passed(program, body, ids, positions, cache, step)
     del ids, positions
     said.positions = counted(body.r, said, said.length + 1)
+    if not infer_stage.begins(program):  # the first GPU has the tokens, and chooses
+        said.ids = ops.integers(body.r, (said.rows, said.length + 1), "cat")
+        return
     (chosen if said.beams == 1 else chosen_beams)(body.r, scores, said)
     if said.beams > 1 and cache is not None:
         reordered(body.r, cache, step)
@@ -218,12 +221,11 @@ def passed(
     if cache is not None:
         cache.seen = ctx.keys - tokens
     del positions
-    hidden = body.forward(ids, ctx, step)
+    hidden = infer_stage.forward(body, program, ids, ctx, step)
     del ids
     if job.logits == "last" and not versions.whole_prompt(program):
         hidden = hidden.view(rows, 1, hidden.shape[-1])
-    scores = head.logits(hidden, body.model, body.ends, ctx)
-    return versions.wide(scores, ctx) if versions.fp32_logits(program) else scores
+    return infer_stage.logits(r, program, body, hidden, ctx)
 
 
 def chosen(r: Recorder, scores: Tensor, said: Said) -> None:

@@ -94,7 +94,9 @@ def generation_time(
     tape: Tape, cluster: Cluster, job: Job, strategy: Strategy
 ) -> Generation | None:
     known = rates(cluster.gpu)
-    return None if known is None else generation(tape, known, job, calls=calls(cluster, strategy))
+    if known is None or strategy.split is not None:
+        return None
+    return generation(tape, known, job, calls=calls(cluster, strategy))
 
 
 def on_disk(strategy: Strategy) -> bool:

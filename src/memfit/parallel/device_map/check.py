@@ -164,7 +164,13 @@ def beside(program: Program) -> Iterator[Problem]:
 
 def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
     yield not job.hugging, f"of {job.framework}", "use split", "use `--framework transformers`"
-    yield not job.training, "that answers", "job.task", "`--by trace` follows one GPU"
+    answers = job.beams > 1 or job.cache == "quantized" or job.new_tokens == 0
+    yield (
+        not job.training and answers,
+        "with beams, a quantized cache or without new tokens",
+        "job",
+        "use one beam and a dynamic or static cache, and generate at least 1 token",
+    )
     yield model.tied, "whose head is the embedding", "use split", "`pp`"
     yield (
         bool(model.stored),
