@@ -167,6 +167,16 @@ class WorstBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """What a Trainer saves, and how often: bytes of the trained weights and of the optimizer's
+    states on this rank. They are copied to CPU memory one tensor after the other."""
+
+    count: int
+    weights: int
+    states: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunChange:
     """What a change to the run would do: `reserved` at the end, the probability that it runs out of
     memory, and how much longer the run takes (0.1: by a tenth), each None where it is not known."""
@@ -209,6 +219,7 @@ class WholeRun:
     tokens_per_second: float | None
     replays: int
     changes: tuple[RunChange, ...] = ()
+    checkpoints: Checkpoints | None = None  # None where gathering sharded weights is not modelled
 
     @property
     def grown(self) -> int:

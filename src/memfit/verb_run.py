@@ -9,7 +9,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from memfit.defaults import trainer_default
-from memfit.errors import Problem
+from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.strategy import Strategy
 from memfit.words import Ask, gather, read_into
@@ -66,6 +66,7 @@ def run_of(
         steps=ask.steps,
         seed=ask.seed,
         evaluate_every=ask.evaluate_every,
+        save_every=ask.save_every,
         compared=ask.advise,
     )
     padded = sorted(batches(lengths.tokens, sampling, given.count, ask.seed).longest)
@@ -175,6 +176,12 @@ def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:
             "remove `longest`: the lengths have it",
         ),
         (
+            ask.evaluate_every > 0 and not job.evaluate,
+            "`evaluate-every` needs `--evaluate`",
+            "evaluate_every",
+            "add `--evaluate`, and `--eval-batch` for its size",
+        ),
+        (
             strategy.size("pp") > 1,
             "a run over `lengths` is not supported yet with pipeline parallelism",
             "use",
@@ -221,6 +228,12 @@ def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
     probability that it runs out of memory."""
     from memfit.runs.whole_run import whole_run
 
+    if found.source != "formula":
+        raise InputError.one(
+            "a run over `lengths` needs formulas, which this model does not have",
+            where="lengths",
+            hint="use `--seq` with the longest batch",
+        )
     cut = dataclasses.replace(job, seq=given.sampling.limit, longest=0)
     run = whole_run(found, cut, given)
     held = max(found.memory.allocated, run.reserved if run.squeezed is None else run.squeezed)

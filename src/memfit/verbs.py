@@ -528,7 +528,7 @@ def answer(
             if getattr(ask, name)
         )
         found = dataclasses.replace(found, answers=answers)
-    if asked.run is not None and found.source == "formula":
+    if asked.run is not None:
         found = with_run(found, job, asked.run)
     if ask.advise and cluster is not None:
         from memfit.plan.advice import advice

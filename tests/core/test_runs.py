@@ -167,6 +167,32 @@ def test_evaluations_and_the_merge_come_at_their_steps() -> None:
     assert both.steps[1].reserved <= both.steps[2].reserved
 
 
+def test_checkpoints_are_counted_and_weighed() -> None:
+    found = memfit.estimate(
+        SMALL, gpu="rtx-4090", method="lora", batch=1, steps=6, save_every=2,
+        lengths="uniform:min=100,max=120",
+    )  # fmt: skip
+    assert found.run is not None
+    saved = found.run.checkpoints
+    assert saved is not None
+    assert saved.count == 3
+    assert saved.weights == 4 * found.parameters.trainable
+    assert saved.states == pytest.approx(2 * saved.weights, rel=0.01)
+
+
+def test_a_rank_of_several_has_batches_of_its_own() -> None:
+    found = memfit.estimate(
+        SMALL, gpus="4xrtx-4090", use="fsdp", method="full", batch=1, steps=4, accumulate=2,
+        lengths="uniform:min=100,max=900", seq=900,
+    )  # fmt: skip
+    run = found.run
+    assert run is not None
+    assert run.checkpoints is None
+    assert run.epoch == 10_000 // 8
+    assert run.worst.tokens == max(one.tokens for one in run.steps)
+    assert found.memory.reserved == max(run.reserved, found.memory.allocated)
+
+
 # --------------------------------------------------------------------------- batches and lengths
 def test_batches_are_what_their_order_says() -> None:
     tokens = [10, 300, 20, 40, 30, 290, 15, 280]
@@ -274,6 +300,8 @@ def test_unusable_specifications_are_refused(spec: str, said: str) -> None:
 def test_options_of_a_run_need_lengths() -> None:
     with pytest.raises(InputError, match="needs `--lengths`"):
         memfit.estimate(SMALL, gpu="rtx-4090", order="sorted")
+    with pytest.raises(InputError, match="needs `--evaluate`"):
+        memfit.estimate(SMALL, gpu="rtx-4090", lengths="uniform:min=1,max=9", evaluate_every=5)
 
 
 def test_a_plan_takes_the_lengths_that_decide() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from memfit.answers import RunChange, RunStep, WholeRun
+from memfit.answers import Checkpoints, RunChange, RunStep, WholeRun
 from memfit.estimate import Estimate
 from memfit.report.figures import bar, gib
 from memfit.report.pace import duration
@@ -54,6 +54,10 @@ RUN: tuple[tuple[str, str, str], ...] = (
     ("run.padding", "number", "share of padding among all tokens"),
     ("run.seconds", "number?", "time of the replayed steps; null if unknown"),
     ("run.tokens_per_second", "number?", "without padding"),
+    ("run.checkpoints", "object?", "what is saved; null if weights or states are sharded"),
+    ("run.checkpoints.count", "integer", "number of checkpoints"),
+    ("run.checkpoints.weights", "integer", "bytes of the trained weights"),
+    ("run.checkpoints.states", "integer", "bytes of the optimizer states"),
     ("run.changes", "[]object", "what would change the run"),
     ("run.changes[].name", "string", "the change"),
     ("run.changes[].flags", "string", "flags for it"),
@@ -89,6 +93,7 @@ def data(run: WholeRun | None) -> dict[str, Any] | None:
         "padding": run.padding,
         "seconds": run.seconds,
         "tokens_per_second": run.tokens_per_second,
+        "checkpoints": None if run.checkpoints is None else dataclasses.asdict(run.checkpoints),
         "changes": [dataclasses.asdict(one) for one in run.changes],
     }
 
@@ -127,7 +132,9 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
     if run is None:
         return
     texts, job = run.texts, estimate.job
-    of = "" if len(run.steps) == run.epoch else f" of {run.epoch:,} in an epoch"
+    of = f" of {run.epoch:,} in an epoch" if len(run.steps) < run.epoch else ""
+    if len(run.steps) > run.epoch:
+        of = f", {len(run.steps) / run.epoch:.3g} epochs"
     yield f"whole run  {len(run.steps):,} steps{of}, texts {run.order}, seed {run.seed}"
     yield (
         f"texts      {texts.origin}; mean {texts.mean:,.0f} tokens, median {texts.median:,}, "
@@ -145,6 +152,8 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
         yield f"dies       this order runs out of memory in step {run.died + 1:,}"
     if run.evaluation is not None:
         yield f"evaluation {gib(run.evaluation)} GiB allocated, on batches of the longest texts"
+    if run.checkpoints is not None:
+        yield checkpoint_words(run.checkpoints)
     yield f"padding    {chance(run.padding)} of all tokens"
     if run.seconds is not None and run.tokens_per_second is not None:
         yield (
@@ -153,6 +162,14 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
         )
     yield from curve(estimate, run, width)
     yield from changes(run)
+
+
+def checkpoint_words(saved: Checkpoints) -> str:
+    many = "1 checkpoint" if saved.count == 1 else f"{saved.count:,} checkpoints"
+    return (
+        f"saving     {many}, weights {gib(saved.weights)} GiB and optimizer states "
+        f"{gib(saved.states)} GiB; needs no GPU memory"
+    )
 
 
 def curve(estimate: Estimate, run: WholeRun, width: int) -> Iterator[str]:

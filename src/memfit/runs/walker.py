@@ -35,6 +35,7 @@ class Given:
     steps: int = 0
     seed: int = 0
     evaluate_every: int = 0
+    save_every: int = 0
     compared: bool = False
 
     @property

@@ -3,15 +3,20 @@ and how likely it is that one of them runs out of memory."""
 
 from __future__ import annotations
 
-from memfit.answers import RunStep, Texts, WholeRun, WorstBatch
+from memfit.answers import Checkpoints, RunStep, Texts, WholeRun, WorstBatch
 from memfit.estimate import Estimate
+from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.runs.batches import Batches, batches
 from memfit.runs.changes import RARE, Setting, changes
 from memfit.runs.risk import Records, Risk, checkpoints, half_of, records
 from memfit.runs.walker import Given, Walker
+from memfit.simulate.memory import blocks
 from memfit.simulate.run import Replayed
 from memfit.simulate.settings import Settings
+from memfit.tape import PARTS
+
+REPLICATED = ("ddp",)  # layouts in which a rank has all weights and states
 
 
 def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
@@ -45,7 +50,7 @@ def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
             RunStep(step=number, tokens=longest, allocated=one.allocated, reserved=one.reserved)
             for number, (one, longest) in enumerate(zip(free.steps, made.longest, strict=True))
         ),
-        worst=worst_of(made, free, given),
+        worst=worst_of(made, free, given, walker),
         evaluation=None if free.evaluation is None else free.evaluation.allocated,
         reserved=free.reserved,
         allocated=free.allocated,
@@ -61,6 +66,29 @@ def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
         tokens_per_second=None if not seconds else made.real / seconds,
         replays=free.replays,
         changes=tuple(changes(setting, settings)) if wanted else (),
+        checkpoints=saved(found, job, given),
+    )
+
+
+def saved(found: Estimate, job: Job, given: Given) -> Checkpoints | None:
+    """The trained weights and the states that are alive when a step is over (transformers 5.23
+    trainer.py _save_checkpoint)."""
+    if any(name not in REPLICATED for name, _ in found.strategy.uses()):
+        return None
+    tape = found.memory.tape
+    sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
+    for part, block, times in blocks(tape, len(tape.events) - 1):
+        sizes[part] += block.size * times
+    weights = sizes["weights"]
+    if job.method != "full":
+        wide = job.adapters and job.adapter_dtype == "float32"
+        each = 4 if wide else FORMATS[found.model.dtype].block_bytes
+        weights = found.parameters.trainable * each
+    every = given.save_every or given.count
+    return Checkpoints(
+        count=max(1, given.count // every),
+        weights=weights,
+        states=sizes["optimizer"] + sizes["master"],
     )
 
 
@@ -84,12 +112,13 @@ def texts_of(given: Given) -> Texts:
     )
 
 
-def worst_of(made: Batches, free: Replayed, given: Given) -> WorstBatch:
+def worst_of(made: Batches, free: Replayed, given: Given, walker: Walker) -> WorstBatch:
     step = max(range(len(made.longest)), key=made.longest.__getitem__)
     text, lines = made.texts[step], given.lengths.lines
+    one, several = free.steps[step].allocated, given.sampling.ranks > 1
     return WorstBatch(
         step=step,
         tokens=made.longest[step],
         line=lines[text] if lines and text >= 0 else 0,
-        allocated=free.steps[step].allocated,
+        allocated=round(walker.live(made.longest[step])) if several else one,
     )
