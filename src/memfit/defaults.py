@@ -47,6 +47,7 @@ class Trainer:
     layouts: frozenset[str]
     rows: tuple[Row, ...]
     framework: str = "trl"  # of `job.framework`
+    fails: frozenset[str] = frozenset()  # classes that it takes, and stops at
 
 
 # A model passed by name is loaded in fp32 (trl 1.16 trainer/utils.py create_model_from_path), as in
@@ -71,6 +72,9 @@ TRAINERS: Mapping[str, Trainer] = {
         name="TRL",
         library="trl",
         classes=("ForCausalLM", "LMHead", "ForConditionalGeneration"),
+        # its head finds no `base_model` beside the model itself (trl 1.16 trainer/utils.py
+        # add_fused_lm_head)
+        fails=frozenset({"Llama4ForConditionalGeneration"}),
         heads=frozenset({"auto", "causal-lm", "image-text"}),
         layouts=frozenset({"ddp", "fsdp", "zero", "tp", "cp"}),
         rows=(
@@ -244,6 +248,8 @@ def suits(
         return False
     if not trainer.classes:
         return bool(heads_of(config))
+    if trainer.fails & set(map(str, named)):
+        return False
     return config.get("is_encoder_decoder") is not True and (
         not named or any(part in str(one) for one in named for part in trainer.classes)
     )

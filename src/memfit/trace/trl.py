@@ -67,6 +67,12 @@ def headed(model: Any, job: Job, kind: str) -> Any:
     if head == "plain" or kind not in HEADS:
         return model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if head == "fused" and base.base_model is base:
+        raise InputError.one(
+            f"TRL's own head fails with `{type(base).__name__}`, whose `base_model` is itself",
+            where="job.framework",
+            hint="use `--framework transformers`, or an older TRL in `--versions`",
+        )
     last = base.get_output_embeddings()
     if hasattr(last, "lora_A"):
         raise InputError.one(

@@ -9,7 +9,7 @@ from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.program import Program
 from memfit.registry import nearest
-from memfit.techniques.base import Overlay, Technique
+from memfit.techniques.base import TRACE, Overlay, Technique
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,16 +55,56 @@ PATCHES: dict[str, Patch] = {
     "deepseek_v2": Patch(rope=False, experts=True),
     "deepseek_v3": Patch(rope=False, experts=True),
 }
+# Others that it has a function for (MODEL_TYPE_TO_APPLY_LIGER_FN).
+PATCHED = frozenset(
+    {
+        "deepseek_v4",
+        "falcon_h1",
+        "gemma4",
+        "gemma4_text",
+        "glm4v",
+        "glm4v_moe",
+        "hunyuan_v1_moe",
+        "internvl",
+        "llama4",
+        "llama4_text",
+        "llava",
+        "mllama",
+        "mllama_text_model",
+        "muse_glimmer",
+        "nemotron",
+        "paligemma",
+        "pixtral",
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        "qwen2_vl",
+        "qwen2_vl_text",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+        "qwen3_vl_text",
+        "smolvlm",
+    }
+)
 
 
 def wanted(job: Job) -> bool:
-    return job.training and (job.liger or job.loss.startswith("liger"))
+    return job.liger or (job.training and job.loss.startswith("liger"))
 
 
 def check(program: Program) -> Iterator[Problem]:
     job, family = program.job, program.model.family
     patch = PATCHES.get(family)
     where = "job.liger" if job.liger else "job.loss"
+    if family in PATCHED:
+        message = f"not supported yet: Liger's kernels for the family `{family}`"
+        yield Problem(message=message, where=where, hint=TRACE)
+        return
     if patch is None:
         close = ", ".join(f"`{one}`" for one in nearest(family, PATCHES))
         yield Problem(
@@ -78,6 +118,8 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=message, where="job.liger", hint="use `--loss liger` without `--liger`"
         )
+    if not job.training:
+        return
     if job.loss == "liger" and not patch.loss:
         yield Problem(
             message=f"Liger has no fused linear loss for the family `{family}`",

@@ -187,6 +187,11 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
         for block in layer.blocks
         if isinstance(block.mixer, Attention)
     }
+    written_out = any(
+        isinstance(block.mixer, Attention) and "sdpa" not in block.mixer.kernels
+        for layer, _ in program.model.kinds
+        for block in layer.blocks
+    )
     wrong = (
         (not job.hugging, f"of {job.framework}", "use `--framework megatron`"),
         (not job.training, "of inference", "remove it"),
@@ -203,7 +208,7 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
             "use `--attention sdpa`",
         ),
         (
-            any(0 < window < job.seq for window in windows) or heads != {0},
+            any(0 < window < job.seq for window in windows) or heads != {0} or written_out,
             f"of the family `{program.model.family}` in this configuration",
             TRACE,
         ),

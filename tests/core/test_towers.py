@@ -1,0 +1,98 @@
+"""Language models with a vision tower beside them, for text: what of them is counted, what goes to
+the trace instead, and options that no formula answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.estimate import estimate
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model import catalog
+from memfit.model.families import build, find
+from memfit.model.modules import Model
+from memfit.tape import Alloc
+from memfit.techniques.base import TRACE
+from memfit.uses import strategy_from
+
+SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "mistral3", "llava")
+
+
+def example(name: str, **changes: Any) -> dict[str, Any]:
+    return {**find(name).examples[0], "dtype": "bfloat16", **changes}
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_catalogued_models_have_their_exact_parameters(kind: str) -> None:
+    entries = [one for one in catalog.entries() if one.model_type == kind and one.parameters]
+    assert entries
+    for one in entries[:3]:
+        if "modelopt" not in str(one.config().get("quantization_config")):
+            assert build(one.config()).parameters == one.parameters, one.name
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_the_tower_is_idle(kind: str) -> None:
+    """It takes memory, and neither gradients nor states."""
+    model = build(example(kind))
+    assert model.idle > 0
+    job = Job(batch=1, seq=64, optimizer="adamw")
+    trained = model.parameters - model.idle
+    assert states(model, job) == pytest.approx(2 * 2 * trained, rel=0.02)
+    everything = states(model, job.replace(optimizer="adagrad"))
+    assert everything == pytest.approx(2 * model.parameters, rel=0.02)
+
+
+def states(model: Model, job: Job) -> int:
+    return sum(
+        one.size
+        for one in lower(model, job).events
+        if isinstance(one, Alloc) and one.part == "optimizer"
+    )
+
+
+def test_its_head_is_one_that_sees() -> None:
+    model = build(example("mistral3"))
+    estimate(model, Job(seq=64, head="image-text"))
+    for options in ({"head": "causal-lm"}, {"images": 1}):
+        with pytest.raises(InputError) as bad:
+            estimate(model, Job(seq=64, **options))
+        assert bad.value.problems[0].hint == TRACE
+
+
+def test_parts_of_the_rotation_must_add_up() -> None:
+    config = example("qwen2_vl")
+    config["text_config"] = {**config["text_config"], "rope_scaling": {"mrope_section": [9, 9]}}
+    with pytest.raises(InputError, match="does not add up to 8"):
+        build(config)
+
+
+def test_liger_knows_more_families_than_the_formulas() -> None:
+    with pytest.raises(InputError, match="not supported yet: Liger") as bad:
+        estimate(build(example("qwen2_vl")), Job(seq=64, liger=True))
+    assert bad.value.problems[0].hint == TRACE
+
+
+@pytest.mark.parametrize("kind", ["cohere2", "ernie4_5_moe", "persimmon"])
+def test_liger_answers_without_kernels_are_refused(kind: str) -> None:
+    job = Job(task="inference", seq=64, new_tokens=4, liger=True)
+    with pytest.raises(InputError, match="Liger has no kernels for the family"):
+        estimate(build(example(kind)), job)
+
+
+def test_context_parallelism_needs_sdpa() -> None:
+    layout = strategy_from(["cp=2", "fsdp=4"], None)
+    with pytest.raises(InputError, match="context parallelism of the family `xglm`"):
+        estimate(build(example("xglm")), Job(seq=64), strategy=layout)
+
+
+def test_trl_is_not_assumed_where_it_fails() -> None:
+    from memfit.defaults import assumed
+
+    llama4 = {"architectures": ["Llama4ForConditionalGeneration"]}
+    assert assumed({}, llama4, frozenset(), "bf16").get("framework", "") == ""
+    others = {"architectures": ["Mistral3ForConditionalGeneration"]}
+    assert assumed({}, others, frozenset(), "bf16")["framework"] == "trl"
