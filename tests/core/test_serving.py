@@ -10,11 +10,12 @@ import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
+from memfit.hardware import find_gpu
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.report.accuracy import data
 from memfit.serving import ENGINES, find_engine
-from memfit.serving.base import Question
+from memfit.serving.base import Device, Question
 from memfit.serving.flags import read_flags
 from memfit.serving.named import by_name
 from memfit.serving.sglang.pools import cells, state_bytes
@@ -238,6 +239,31 @@ def test_caches_of_models_with_states(name: str, token: int, states: int) -> Non
     setup = set_up_sglang(Question(subject=subject_from(from_catalog(name))))
     assert sum(cells(setup)) == token
     assert state_bytes(setup) == states
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "ranks", "fraction"),
+    [
+        # srt/server_args.py of each version, worked out by hand
+        ("0.4.3", "h100-sxm", 1, 0.88),
+        ("0.4.3", "h200-sxm", 8, 0.81),
+        ("0.4.6.post1", "h200-sxm", 8, 1 - 13 * 1024 / 143167),
+        ("0.4.9", "rtx-4090", 2, 1 - 3.0 * 1024 / 24080),
+        ("0.5.2", "h100-sxm", 4, 1 - 11.5 * 1024 / 80998),
+        ("0.5.9", "h100-sxm", 1, 1 - (512 + 8192 * 1.5 + 256 * 2 + 128) / 80998),
+        ("0.5.9", "rtx-4090", 2, 1 - (512 + 2048 * 1.5 + 24 * 2 + 256) / 24080),
+    ],
+)
+def test_sglang_defaults_by_version(version: str, gpu: str, ranks: int, fraction: float) -> None:
+    known = find_gpu(gpu)
+    device = Device(name=known.name, total=known.memory, gpu=known)
+    asked = Question(
+        subject=subject_from(from_catalog("Qwen/Qwen3-8B")),
+        devices=(device,) * ranks,
+        options={"tp_size": ranks},
+        version=version,
+    )
+    assert set_up_sglang(asked).fraction == pytest.approx(fraction, abs=0.002)
 
 
 def test_models_without_attention(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def cells(setup: Setup) -> tuple[int, int]:
             mixer = block.mixer
             if isinstance(mixer, Attention):
                 values = 2 * kv_heads(mixer.kv_heads, setup.rank.heads) * mixer.head
-                if mixer.window:
+                if mixer.window and setup.windows:
                     sliding += number_bytes(setup, values)
                 else:
                     full += number_bytes(setup, values)

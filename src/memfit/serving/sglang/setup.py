@@ -1,7 +1,6 @@
 """SGLang's settings after its defaults by GPU, and what it refuses.
 
-Source: `srt/server_args.py` _handle_gpu_memory_settings (0.5.9); older defaults from 0.4.9 and
-0.4.3.
+Source: `srt/server_args.py` (0.5.9); defaults by version are in `defaults.py`.
 """
 
 from __future__ import annotations
@@ -14,20 +13,12 @@ from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Model
 from memfit.serving.base import Question, Subject
+from memfit.serving.sglang.defaults import Launch, defaults_of
 from memfit.serving.stored import PLAIN, Scheme, read_scheme
 from memfit.serving.weights import Rank
 from memfit.units import MIB
 
 NEWEST = "0.5.9"
-# MiB of GPU memory below which a size of prefill pieces and of CUDA graphs (below 4 ranks, and from
-# 4 on) holds.
-SIZES = (
-    (20 * 1024, 2048, 8, 8),
-    (35 * 1024, 2048, 24, 80),
-    (60 * 1024, 4096, 32, 160),
-    (160 * 1024, 8192, 256, 512),
-    (1 << 62, 16384, 512, 512),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +46,7 @@ class Setup:
     tokens: int = 0
     draft: bool = False
     radix: bool = True
+    windows: bool = True  # sliding layers have a pool of their own
     problems: tuple[Problem, ...] = ()
 
 
@@ -137,6 +129,7 @@ def set_up(question: Question) -> Setup:
         tokens=int(options.get("max_total_tokens") or 0),
         draft=bool(options.get("speculative_algorithm")),
         radix=not options.get("disable_radix_cache"),
+        windows=defaults_of(question.version).windows,
         problems=tuple(problems),
     )
 
@@ -216,7 +209,8 @@ def split_problems(model: Model, ranks: int) -> list[Problem]:
 def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
     """Tokens of a prefill piece, and the largest batch of a CUDA graph."""
     memory = question.devices[0].total / MIB if question.devices else 80 * 1024
-    chunk, few, many = next(row[1:] for row in SIZES if memory < row[0])
+    sizes = defaults_of(question.version).sizes
+    chunk, few, many = next(row[1:] for row in sizes if memory < row[0])
     given = question.options.get("chunked_prefill_size")
     return (
         chunk if given is None else int(given),
@@ -226,29 +220,21 @@ def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
 
 def fraction_of(question: Question, tensor: int, copies: int, chunk: int, graphs: int) -> float:
     """`mem_fraction_static`: what is left after a reserve for activations and CUDA graphs."""
-    options = question.options
+    options, defaults = question.options, defaults_of(question.version)
     if options.get("mem_fraction_static") is not None:
         return float(options["mem_fraction_static"])
-    memory = question.devices[0].total / MIB if question.devices else 80 * 1024
-    tokens = chunk if chunk > 0 else int(options.get("max_prefill_tokens") or 16384)
-    reserve = 512 + max(tokens, 2048) * 1.5 + graphs * 2
-    reserve += tensor * int(options.get("pp_size") or 1) / 8 * 1024
-    if options.get("enable_dp_attention"):
-        reserve += graphs * copies * 3 + (graphs * copies * 1.5 if graphs > 300 else 0)
-    if memory > 60 * 1024:
-        reserve = max(reserve, 10 * 1024)
-    method = str(options.get("speculative_algorithm") or "")
-    reserve += {"": 0, "NGRAM": 0, "STANDALONE": 6 * 1024}.get(method, 2 * 1024)
-    fraction = round((memory - reserve) / memory, 3)
+    launch = Launch(
+        memory=question.devices[0].total / MIB if question.devices else 80 * 1024,
+        ranks=tensor * int(options.get("pp_size") or 1),
+        copies=copies,
+        chunk=chunk if chunk > 0 else int(options.get("max_prefill_tokens") or 16384),
+        graphs=graphs,
+        dp_attention=bool(options.get("enable_dp_attention")),
+        draft=str(options.get("speculative_algorithm") or ""),
+    )
+    fraction = defaults.fraction(launch)
     vision = question.subject.config.get("vision_config")
-    return fraction * vision_factor(vision) if isinstance(vision, Mapping) else fraction
-
-
-def vision_factor(vision: Mapping[str, Any]) -> float:
-    """What a vision tower takes of the fraction (adjust_mem_fraction_for_vlm)."""
-    layers, width = vision.get("num_hidden_layers", 24), vision.get("hidden_size", 1024)
-    ratio = int(layers) * int(width) ** 2 / (24 * 1024**2)
-    return float(0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0))))
+    return fraction * defaults.vision(vision) if isinstance(vision, Mapping) else fraction
 
 
 def width_of(model: Model, options: Mapping[str, Any]) -> int:
