@@ -113,7 +113,17 @@ def test_the_example_workflow_asks_what_memfit_answers() -> None:
 
 def test_the_readme_is_short_and_its_picture_is_a_real_answer() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-    run(sys.executable, ROOT / "tools" / "picture.py", "--check")
+    quick = ("does-not-fit", "vllm", "ollama")  # of the gallery; `make docs` draws all
+    names = ["answer.svg", *(f"gallery/{one}.svg" for one in quick)]
+    run(sys.executable, ROOT / "tools" / "picture.py", "--check", *names)
+
+
+def test_every_picture_of_the_gallery_is_drawn_and_shown() -> None:
+    tools = (ROOT / "tools" / "picture.py").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    drawn = set(re.findall(r'"(gallery/[a-z-]+\.svg)"', tools))
+    assert drawn == set(re.findall(r"\((gallery/[a-z-]+\.svg)\)", page))
+    assert drawn == {f"gallery/{one.name}" for one in (ROOT / "docs" / "gallery").iterdir()}
 
 
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
