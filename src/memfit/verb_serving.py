@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, option
 from memfit.lazy_dataclass import dataclass
-from memfit.strategy import ONE, TP, Strategy
+from memfit.strategy import ONE, TP, Split, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
 from memfit.words import Planning, gather, read_into
@@ -261,7 +261,8 @@ def shared_by_default(
     model: Model, job: Job, cluster: Cluster
 ) -> tuple[Cluster, Strategy, Problem | None]:
     """How several GPUs answer where nobody says: they share the model by tensor parallelism, as
-    many of a node as can. Groups of them have a copy each, and `cluster` is then one group."""
+    many of a node as can, else by layers. Groups of them have a copy each, and `cluster` is then
+    one group."""
     from memfit.plan.space import divisors
     from memfit.plan.space import problems as told
 
@@ -276,6 +277,11 @@ def shared_by_default(
             message = f"`--use tp={size}` is assumed: the GPUs share one copy of the model{rest}"
             return group, strategy, layout_note(message, "`--use ddp` puts a copy on each GPU")
         first = first or wrong[0].message
+    node = dataclasses.replace(cluster, nodes=1)
+    split = Strategy(split=Split(size=node.gpus))
+    if model.layers and not told(model, job, node, split):
+        message = f"`--use split={node.gpus}` is assumed: each GPU holds some layers ({first})"
+        return node, split, layout_note(message, "`--use ddp` puts a copy on each GPU")
     alone = dataclasses.replace(cluster, gpus_per_node=1, nodes=1)
     why = f" ({first})" if first else ""
     message = f"each of {gpus} GPUs holds a copy of the model{why}; this answer is for one of them"

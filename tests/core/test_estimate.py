@@ -668,7 +668,7 @@ def test_memory_without_a_unit_is_gib(memory: str | int, gib: float) -> None:
     [
         ({"gpu": "2xrtx-4090"}, (2, "tp"), "`--use tp=2` is assumed"),
         ({"gpu": "2x8xrtx-4090"}, (8, "tp"), "per group of 8, one of 2"),
-        ({"gpu": "3xrtx-4090"}, (1, ""), "3 ranks do not divide 32 query heads"),
+        ({"gpu": "3xrtx-4090"}, (3, "split"), "3 ranks do not divide 32 query heads"),
         ({"gpu": "2xrtx-4090", "quant": "nf4"}, (1, ""), "each of 2 GPUs holds a copy"),
         ({"gpu": "2xrtx-4090", "use": "ddp"}, (2, "ddp"), ""),
     ],
