@@ -11,6 +11,7 @@ from memfit import kernels
 from memfit.job import Job
 from memfit.lower import lower, run
 from memfit.lower.recorder import Recorder
+from memfit.lower.walk_cache import remembering
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.program import Program, placed
@@ -161,3 +162,23 @@ class Counted(Recorder):
     def node(self, *given: Any, **more: Any) -> Any:
         Counted.made += 1
         return super().node(*given, **more)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "lora"}, {"checkpointing": "full"}])
+def test_stages_share_their_scripts(options: dict[str, Any]) -> None:
+    """What a rank keeps for itself or on the host changes nothing that the model does."""
+    model, job = build(CONFIG), Job(batch=2, seq=32, accumulate=2, **options)
+    ways = [
+        Strategy(zero=ZeRO(size=2, stage=stage, offload_optimizer=there, offload_param=weights))
+        for stage, there, weights in (
+            (1, "none", "none"),
+            (2, "none", "none"),
+            (2, "cpu", "none"),
+            (3, "none", "none"),
+            (3, "cpu", "none"),
+            (3, "cpu", "cpu"),
+        )
+    ]
+    alone = [lower(model, job, way) for way in ways]
+    with remembering():
+        assert [lower(model, job, way) for way in ways] == alone

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-EVENTS = 400_000  # kept at most: some 100 MB
+EVENTS = 1_000_000  # kept at most: some 150 MB
 
 
 class Recent:

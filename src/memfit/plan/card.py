@@ -15,10 +15,11 @@ from typing import Annotated, Any
 from memfit.answers import Way
 from memfit.constants import setting
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate, shortfall, surplus
+from memfit.estimate import Estimate, estimate, shortfall, surplus, uncollected
 from memfit.hardware import GPU, Cluster, all_gpus, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
+from memfit.lower.walk_cache import remembering
 from memfit.model.modules import Model
 from memfit.plan.advice import Setting, hardware
 from memfit.plan.reverse import last
@@ -152,6 +153,11 @@ Serve = Callable[[Model, str, Cluster, int], "Served | None"]
 
 def card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
     """`job_of` resolves the defaults of a use, `serve` asks llama.cpp."""
+    with uncollected(), remembering():
+        return _card(model, cluster, job_of, serve)
+
+
+def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
     spread = {use.key: layout(use, cluster) for use in USES}
     rows = [
         served_row(model, use, cluster, serve)
@@ -326,9 +332,9 @@ def first(model: Model, use: Use, gpus: Sequence[GPU], job_of: Jobs) -> tuple[GP
 
 
 def shelf(models: Sequence[Model], cluster: Cluster, job_of: Jobs, serve: Serve) -> Shelf:
-    return Shelf(
-        cluster=cluster, lines=tuple(line(model, cluster, job_of, serve) for model in models)
-    )
+    with uncollected(), remembering():
+        lines = tuple(line(model, cluster, job_of, serve) for model in models)
+    return Shelf(cluster=cluster, lines=lines)
 
 
 def line(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Line:

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from memfit.constants import counted, setting
 from memfit.errors import InputError
-from memfit.estimate import Band, estimate
+from memfit.estimate import Band, estimate, uncollected
 from memfit.hardware import Cluster
 from memfit.hardware import usable as offered
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
+from memfit.lower.walk_cache import remembering
 from memfit.model.modules import Model
 from memfit.presentation import Presented
 from memfit.strategy import Strategy
@@ -187,6 +188,11 @@ def strategy(way: Way, cluster: Cluster) -> Strategy:
 
 def study(matrix: Matrix, progress: Progress = lambda done, total, words: None) -> Study:
     """Every cell. Ctrl-C stops it and keeps the cells computed so far."""
+    with uncollected(), remembering():
+        return _study(matrix, progress)
+
+
+def _study(matrix: Matrix, progress: Progress) -> Study:
     places = list(matrix.places())
     total = sum(len(list(matrix.ways(cluster))) for _, cluster, _ in places)
     panels: list[Panel] = []

@@ -52,11 +52,15 @@ class ZeRO(Hooked):
 
     @staticmethod
     def passing(strategy: Strategy) -> Strategy:
-        """What a rank keeps for itself is the engine's; those that split a sequence run passes of
-        their own."""
-        return (
-            strategy if strategy.size("cp") * strategy.size("tp") > 1 else replace(strategy, rank=0)
+        """What a rank keeps for itself or on the host is the engine's; modules are gathered in
+        stage 3 alone. Ranks that split a sequence run passes of their own."""
+        zero = strategy.zero
+        if zero is None or strategy.size("cp") * strategy.size("tp") > 1:
+            return strategy
+        here = replace(
+            zero, stage=max(2, zero.stage), offload_optimizer="none", offload_param="none"
         )
+        return replace(strategy, rank=0, zero=here)
 
     def cast(self, body: Body) -> None:
         """Every parameter is in the numbers of the training (runtime/engine.py
