@@ -73,6 +73,12 @@ def test_peaks_of_usual_trainers_are_those_of_the_trace(number: int) -> None:
     test_peaks_are_those_of_the_trace(row.name, {"seq": 200, **TRL, **case})
 
 
+def test_four_bits_hand_on_the_dtype_of_their_input() -> None:
+    """Under autocast, too, where other layers make 16 bits of fp32: residuals become fp32."""
+    case = {**TRL, "batch": 2, "packing": False, "precision": "bf16-autocast", "method": "qlora"}
+    test_peaks_are_those_of_the_trace("nemotron_h", {"seq": 200, **case})
+
+
 @pytest.mark.parametrize("use", ["ddp=4", "fsdp=4"])
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_a_rank_of_several_has_the_peak_of_the_trace(name: str, use: str) -> None:

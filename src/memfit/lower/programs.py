@@ -78,6 +78,7 @@ class Programs:
     start: Start | None = None
     middle: Middle | None = None  # from the last layer of a list to the first of the next one
     batch: Batch | None = None  # what a model that reads more than token ids is given
+    own_head: bool = False  # it reads the last hidden state before the model casts it
     buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,
     layer_buffers: Buffers | None = None  # and in each layer
     kernels: tuple[

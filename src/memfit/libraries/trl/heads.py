@@ -46,7 +46,9 @@ def overlay(programs: Programs, program: Program) -> Programs:
     return (
         programs
         if head is None
-        else programs.replace(losses={**programs.losses, "plain": head, "chunked": head})
+        else programs.replace(
+            losses={**programs.losses, "plain": head, "chunked": head}, own_head=True
+        )
     )
 
 

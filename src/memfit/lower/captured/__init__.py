@@ -61,6 +61,7 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
 
         return chain.final(x, piece, bound, ctx)
     run = evaluated("final", ctx.program.model, ctx)
+    run = run.uncast() if ctx.programs.own_head else run
     return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
 
 

@@ -12,7 +12,7 @@ from memfit.formats import FP32, Format
 from memfit.lower import linears, ops, views
 from memfit.lower.attention.sdpa import Call, sdpa
 from memfit.lower.captured import templates
-from memfit.lower.captured.run import Frame, Run, Spec, Step
+from memfit.lower.captured.run import Frame, Run, Step
 from memfit.lower.moe import ops as moe
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
@@ -33,10 +33,12 @@ def tensors(args: list[Tensor | None]) -> list[Tensor]:
     return [one for one in args if one is not None]
 
 
-def format_of(spec: Spec, args: list[Tensor | None], frame: Frame) -> Format:
-    """What the operands promote to; a fixed format where nothing of the model's dtype goes in, and
-    under autocast, which was captured with the weights' own dtype."""
-    if spec.format not in FLOATS or frame.casts is not None:
+def format_of(step: Step, index: int, args: list[Tensor | None], frame: Frame) -> Format:
+    """What the operands promote to; a fixed format where nothing of the model's dtype goes in.
+    Autocast was captured with the weights' own dtype, so that most formats are fixed there."""
+    spec = step.outs[index]
+    fixed = frame.casts is not None and not step.follows
+    if spec.format not in FLOATS or fixed:
         return frame.format(spec.format)
     wide = [
         one.format for one in tensors(args) if one.shape and one.format.math[:2] in ("fp", "bf")
@@ -49,7 +51,7 @@ def format_of(spec: Spec, args: list[Tensor | None], frame: Frame) -> Format:
 def fresh(step: Step, args: list[Tensor | None], frame: Frame, index: int = 0) -> Tensor:
     spec = step.outs[index]
     name = step.op.name.partition(".")[0]
-    out = frame.ctx.r.tensor(spec.shape, format_of(spec, args, frame), name)
+    out = frame.ctx.r.tensor(spec.shape, format_of(step, index, args, frame), name)
     out.strides = spec.strides
     return out
 
@@ -134,9 +136,12 @@ def cast(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, .
     format = frame.format(spec.format)
     if step.op.attrs.get("autocast") and isinstance(step.op.inputs[0], str):
         return (linears.cast_weight(x, frame.ctx),) if format is frame.casts else (x,)
-    if spec.format == "model" and frame.casts is None:
+    if spec.format == "model" and not step.op.attrs.get("autocast"):
         like = None if step.like is None else frame.env.get(step.like)
-        format = like.format if like is not None else frame.ctx.format
+        if like is not None:
+            format = like.format
+        elif frame.casts is None:
+            format = frame.ctx.format
     if x.format is format:
         return (x,)
     return (ops.cast(frame.ctx.r, x, format),)

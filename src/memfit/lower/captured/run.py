@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.formats import FORMATS, Format
-from memfit.graph import Dims, Graph, Op, evaluated, unrolled
+from memfit.graph import Dims, Graph, Op, Value, evaluated, unrolled
 from memfit.graph.layer import Template
 from memfit.lower.stacks import Replaced
 from memfit.lower.strides import normal
@@ -42,6 +42,7 @@ class Step:
     like: int | None  # the value whose format a cast goes back to
     dims: Dims
     runs: bool = True  # not where a result that it makes is not asked for
+    follows: bool = False  # its result has the dtype of its operands, all of the model's own
     releases: tuple[str, ...] = ()  # inputs that nothing refers to once it has run
 
 
@@ -133,11 +134,25 @@ class Evaluation:
                 outs=tuple(self.specs[one] for one in op.outputs),
                 drops=tuple(until.get(number + 1, ())),
                 like=wide.get(number),
+                follows=follows(op, values),
                 dims=dims,
                 releases=tuple(letting_go.get(number + 1, ())),
             )
             for number, op in enumerate(graph.ops)
         )
+
+    def uncast(self) -> Evaluation:
+        """The same without a cast of its result by the model itself, outside of its modules."""
+        graph = self.graph
+        last, source = graph.ops[-1], graph.ops[-1].inputs[0]
+        ends = last.name == "_to_copy" and graph.outputs["x"] in last.outputs and not last.where
+        if not ends or not isinstance(source, int):
+            return self
+        if "x" not in self.shorter:
+            outputs = {**graph.outputs, "x": source}
+            shorter = replace(graph, ops=graph.ops[:-1], outputs=outputs)
+            self.shorter["x"] = Evaluation(shorter, self.dims)
+        return self.shorter["x"]
 
     def without(self, name: str) -> Evaluation:
         """The same without one result, and without the operations that nothing else needs."""
@@ -222,6 +237,21 @@ def needed(graph: Graph, outputs: Mapping[str, int]) -> frozenset[int]:
             found.add(number)
             wanted |= {one for one in op.inputs if isinstance(one, int)}
     return frozenset(found)
+
+
+# Operations that promote their operands, and under autocast too cast none of them.
+PROMOTING = frozenset(
+    {"add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "cat"}
+    | {"neg", "clone", "silu", "gelu", "sigmoid", "tanh", "relu"}
+)
+
+
+def follows(op: Op, values: Mapping[int, Value]) -> bool:
+    """Whether a wider operand than the captured one makes a wider result: 4-bit layers return the
+    dtype of their input, where autocast makes 16 bits of it (bitsandbytes 0.50 nn/modules.py
+    Linear4bit.forward)."""
+    given = [values[one].format for one in op.inputs if isinstance(one, int)]
+    return op.name in PROMOTING and bool(given) and set(given) == {"model"}
 
 
 def upcasts(graph: Graph) -> dict[int, int]:
