@@ -55,6 +55,17 @@ def test_steps_of_one_length_are_what_the_tape_of_that_length_is(given: dict[str
     assert len(found.steps) == 3
 
 
+def test_a_longer_step_is_what_the_tape_with_a_longest_batch_is() -> None:
+    one = asked(method="lora", batch=2, seq=300)
+    tape = lower(one.model, one.job.replace(longest=700), one.strategy, one.cluster)
+    found, alone = (
+        replay_run(cuts_of(one), Course(steps=((300,), (300,), (700,))), Settings()),
+        replay(tape),
+    )
+    assert abs(found.allocated - alone.peak_allocated) <= 2**20
+    assert abs(found.reserved - alone.peak_reserved) <= 2 * 2**21
+
+
 def test_steps_that_change_nothing_are_not_replayed_again() -> None:
     one = asked(method="lora", batch=2, seq=512)
     found = replay_run(cuts_of(one), Course(steps=((512,), (256,)) * 20), Settings())
