@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memfit
+from memfit.cli import main
 from memfit.errors import InputError
 from memfit.lower import lower
 from memfit.runs.batches import Sampling, batches, longest_batches
@@ -202,6 +203,24 @@ def test_a_rank_of_several_has_batches_of_its_own() -> None:
     assert run.epoch == 10_000 // 8
     assert run.worst.tokens == max(one.tokens for one in run.steps)
     assert found.memory.reserved == max(run.reserved, found.memory.allocated)
+
+
+def test_the_command_line_takes_the_trainers_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(json.dumps({"text": "a" * n}) for n in range(100, 900, 50)))
+    words = ["estimate", SMALL, "--memory", "24GiB", "--lora", "--lengths", str(file)]
+    more = ["--tokens-per-char", "0.5", "--group-by-length", "--pad-to-multiple-of", "32"]
+    assert main([*words, *more, "--batch", "2", "--max-steps", "3", "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)["run"]
+    assert (run["order"], run["steps"], run["epoch"]) == ("grouped", 3, 8)
+    assert run["worst"]["step"] == 1
+    assert run["worst"]["tokens"] == 448
+    assert [one["step"] for one in run["curve"]] == [1, 2, 3]
+    assert main([*words, "--batch", "0", "--json"]) == 2
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert len(problems) == 2  # of the batch, and of the tokenizer
 
 
 # --------------------------------------------------------------------------- batches and lengths

@@ -156,8 +156,10 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
         yield checkpoint_words(run.checkpoints)
     yield f"padding    {chance(run.padding)} of all tokens"
     if run.seconds is not None and run.tokens_per_second is not None:
+        whole = run.seconds * run.epoch / len(run.steps)
+        epoch = "" if run.epoch == len(run.steps) else f", {duration(whole)} for an epoch"
         yield (
-            f"time       {duration(run.seconds)} for these steps: "
+            f"time       {duration(run.seconds)} for these steps{epoch}: "
             f"{run.tokens_per_second:,.0f} tokens/s without padding"
         )
     yield from curve(estimate, run, width)
