@@ -266,6 +266,23 @@ def test_sglang_defaults_by_version(version: str, gpu: str, ranks: int, fraction
     assert set_up_sglang(asked).fraction == pytest.approx(fraction, abs=0.002)
 
 
+@pytest.mark.parametrize(
+    ("version", "gpu", "sizes"),
+    [
+        ("0.8.5", "a100-sxm-80gb", (8192, 1024)),
+        ("0.9.2", "a100-sxm-80gb", (2048, 256)),
+        ("0.12.0", "h100-sxm", (8192, 1024)),
+        ("0.12.0", "rtx-4090", (2048, 256)),
+    ],
+)
+def test_vllm_step_sizes_by_version(version: str, gpu: str, sizes: tuple[int, int]) -> None:
+    known = find_gpu(gpu)
+    device = Device(name=known.name, total=known.memory, gpu=known)
+    subject = subject_from(from_catalog("Qwen/Qwen3-8B"))
+    setup = set_up(Question(subject=subject, devices=(device,), version=version))
+    assert (setup.batched, setup.requests) == sizes
+
+
 def test_models_without_attention(capsys: pytest.CaptureFixture[str]) -> None:
     """vLLM splits them over any number of ranks; SGLang has no class for them."""
     name = "mistralai/Mamba-Codestral-7B-v0.1"

@@ -23,6 +23,7 @@ class Rules:
     counted_graphs: bool = False
     unified_pages: bool = False  # layers of different page sizes can share blocks
     utilization: float = 0.9
+    large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
 
 
@@ -36,7 +37,8 @@ def parse(version: str) -> tuple[int, ...]:
 # of the one before; later rows add to earlier ones.
 CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 0, 0), {"engine": 0, "hybrid_groups": False}),
-    ((0, 8, 0), {"engine": 1}),  # V1 by default
+    ((0, 8, 0), {"engine": 1, "large_a100": True}),  # V1 by default
+    ((0, 9, 0), {"large_a100": False}),  # arg_utils.py _set_default_args_v1 (vllm#17885)
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     ((0, 11, 1), {"group_slack": 1.25}),
     ((0, 12, 0), {"unified_pages": True}),  # unify_kv_cache_spec_page_size

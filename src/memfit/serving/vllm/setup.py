@@ -279,7 +279,7 @@ def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]
         rules.engine > 0
         and device is not None
         and device.total >= LARGE_GPU
-        and "a100" not in device.name.lower()
+        and (rules.large_a100 or "a100" not in device.name.lower())
     )
     if rules.engine == 0:
         chunked = question.options.get("enable_chunked_prefill")
