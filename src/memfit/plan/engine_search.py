@@ -12,13 +12,13 @@ from memfit.hardware import Cluster
 from memfit.hardware.prices import price
 from memfit.lazy_dataclass import dataclass
 from memfit.plan.engine_goals import EnginePlan, EngineQuestion, EngineRow, Grid, Load, Speed
+from memfit.plan.engine_weights import EIGHT, FOUR, OWN
 from memfit.plan.market import machines
 from memfit.serving.base import Device, Question, Subject
 from memfit.serving.named import AWQ
 from memfit.serving.pace import Engine, Step, step_seconds
 from memfit.serving.result import ServingAnswer
 
-OWN, EIGHT, FOUR = "own", "fp8", "awq-4bit"
 FP8_SINCE = (8, 9)  # GPUs that compute in fp8
 RANKS = (1, 2, 4, 8)
 LENGTHS = tuple(2**power for power in range(11, 21))  # 2k to 1M

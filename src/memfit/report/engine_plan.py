@@ -7,16 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from memfit.plan.engine_goals import EnginePlan, EngineRow, Grid, Load
+from memfit.plan.engine_weights import WEIGHTS
 from memfit.report.engine_answer import folded
 from memfit.units import GIB
 
 HEAD = ("weights", "cache", "layout", "users", "tokens", "first", "token", "tokens/s", "GiB", "$")
 SHOWN_PASSED = 3  # cheaper machines that are listed
-WEIGHTS = {
-    "fp8": "fp8: 8-bit weights, quantized while loading without calibration",
-    "awq-4bit": "awq-4bit: 4-bit weights, which need an AWQ checkpoint of this model (groups of "
-    "128)",
-}
 
 
 def write(plan: EnginePlan, form: str = "text", *, width: int = 80) -> str:
@@ -67,7 +63,14 @@ def row_data(row: EngineRow) -> dict[str, Any]:
         "dollars_per_million_tokens": row.dollars,
         "command": row.command,
         "missed": list(row.missed),
+        "quality": quality(row.weights),
     }
+
+
+def quality(name: str) -> dict[str, str] | None:
+    """What was published of such weights; None of the model's own."""
+    found = WEIGHTS.get(name)
+    return None if found is None else {"published": found.quality, "source": found.cite}
 
 
 def grid_data(grid: Grid) -> dict[str, Any]:
@@ -204,8 +207,8 @@ def cell(size: int, limit: int) -> str:
 def remarks(plan: EnginePlan) -> Iterator[str]:
     rows = plan.rows or plan.close
     for name in dict.fromkeys(row.weights for row in rows):
-        if name in WEIGHTS:
-            yield WEIGHTS[name]
+        if found := WEIGHTS.get(name):
+            yield f"{name}: {found.how}; measured quality: {found.quality} ({found.cite})"
     if any(row.cache != "auto" for row in rows):
         yield "a cache in fp8 holds twice the tokens; test the quality of its answers"
     speeds = [row.speed for row in rows if row.speed]
