@@ -340,6 +340,8 @@ def script(
         "world": run.ranks,
         "gpus": machine(cluster, run.ranks),
         "launcher": run.launcher,
+        "tokens": run.tokens,
+        "image": run.image_size,
         "truth": run.assume == "true",
         "isolation": run.isolation,
         "network": run.network,

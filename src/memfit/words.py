@@ -194,6 +194,20 @@ class Run:
     launcher: str = option(
         "", "words that start a script, like `torchrun --nproc-per-node 8`", group="trace"
     )
+    tokens: int = option(
+        512,
+        "tokens of each text in a script's data set that is not there",
+        low=1,
+        high=2**20,
+        group="trace",
+    )
+    image_size: int = option(
+        256,
+        "width and height of each picture in such a data set",
+        low=1,
+        high=2**14,
+        group="trace",
+    )
     assume: str = option(
         "false",
         "value of conditions that depend on data, like `loss < best`",

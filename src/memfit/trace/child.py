@@ -218,6 +218,8 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         world=request["world"],
         gpus=request["gpus"],
         launcher=request["launcher"],
+        tokens=request["tokens"],
+        image=request["image"],
         module=request["module"],
         seconds=request["seconds"],
         scratch="" if request["sandbox"].level == "namespaces" else request["scratch"],

@@ -23,6 +23,15 @@ HUB = (
     "DatasetNotFoundError",
     "MaxRetryError",
 )
+UNREACHABLE = (
+    "couldn't connect",
+    "couldn't reach",
+    "can't load",
+    "offline",
+    "is not a local folder",
+    "name resolution",
+    "urlopen error",
+)
 PACKAGES = {
     "PIL": "pillow",
     "cv2": "opencv-python",
@@ -140,6 +149,23 @@ def hub(bad: BaseException, script: str) -> Told:
                 ),
                 ELSEWHERE,
             )
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def missing_file(bad: BaseException) -> BaseException | None:
+    """Where in the chain of causes something was not to be had, from a disk or a network."""
+    at: BaseException | None = bad
+    for _ in range(12):
+        if at is None:
+            return None
+        text = str(at).lower()
+        if (
+            isinstance(at, (FileNotFoundError, ConnectionError, TimeoutError))
+            or type(at).__name__ in HUB
+            or any(word in text for word in UNREACHABLE)
+        ):
+            return at
         at = at.__cause__ or at.__context__
     return None
 

@@ -4,6 +4,7 @@ says so, and the process group that it joins sends nothing."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing.process
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from memfit.errors import InputError
+from memfit.tape import Sync
 from memfit.trace import collectives, cuda, lines, ranks, sides, stages, streams
 from memfit.trace.activation_offload import Away
 from memfit.trace.imports import Change, Patch
@@ -31,6 +33,10 @@ class RankWatcher(Watcher, Away):
     def side_of(self, func: Any, args: Any, kwargs: Any) -> str:
         found = super(Away, self).side_of(func, args, kwargs)
         return sides.GPU if found == sides.VOID and by_buckets() else found
+
+    def caught_up(self) -> None:
+        """The program waits for the GPU: nothing is lent to any stream."""
+        self.events.extend(Sync(self.stream, stream) for stream in self.lent)
 
 
 def by_buckets() -> bool:
@@ -184,6 +190,13 @@ class Ranks:
         def scatter_object_list(found: list[Any], given: Any = None, *_: Any, **__: Any) -> None:
             found[0] = given[0] if given else None
 
+        mesh: Any = importlib.import_module("torch.distributed.device_mesh")
+        true_handle = mesh._get_device_handle
+
+        def handle(kind: str = "cuda") -> Any:
+            """For what the trace has on `meta`, the pretended GPU's."""
+            return torch.cuda if kind == "meta" else true_handle(kind)
+
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         found: dict[str, Any] = {
             "new_group": new_group,
@@ -195,7 +208,8 @@ class Ranks:
             "monitored_barrier": nothing,
             "get_backend": lambda *_, **__: "nccl",
         }
-        return [(home, name, value) for name, value in found.items() if hasattr(home, name)]
+        patches: list[Patch] = [(home, name, value) for name, value in found.items()]
+        return [*patches, (mesh, "_get_device_handle", handle)]
 
     def patches(self) -> list[Patch]:
         """From the start of the script."""

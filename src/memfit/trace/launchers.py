@@ -35,6 +35,7 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
             os.environ[key] = value
     name = Path(rest[0]).name
     if name in MODULES:
+        cuda.HERE.count = max(cuda.HERE.count, processes(rest[1:]))
         return run_module(MODULES[name], rest[1:], name)
     if name == "deepspeed":
         return deepspeed(rest[1:], ranks)
@@ -48,6 +49,15 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
     if rest[:1] == ["-m"]:
         return run_module(rest[1], rest[2:])
     return run_file(rest[0], rest[1:])
+
+
+def processes(words: Sequence[str]) -> int:
+    """How many processes `accelerate launch` is told to start: its machine has as many GPUs."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        name, _, value = word.partition("=")
+        if name == "--num_processes" and (value or following).isdecimal():
+            return int(value or following)
+    return 1
 
 
 def deepspeed(words: Sequence[str], ranks: Ranks) -> None:

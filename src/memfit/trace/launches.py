@@ -138,6 +138,14 @@ class Word:
         return (object,)
 
 
+class Config:
+    """One choice of an autotuner; torch's compiler has a class below it."""
+
+    def __init__(self, kwargs: Any = None, **given: Any) -> None:
+        self.kwargs = kwargs
+        vars(self).update(given)
+
+
 class Kernel:
     """A function that Triton would compile. `tune` is run before each launch."""
 
@@ -197,16 +205,16 @@ def contents(launches: Launches) -> dict[str, Any]:
         "heuristics": lambda values: lambda function: function,
         "cdiv": lambda one, two: -(-one // two),
         "next_power_of_2": lambda one: 1 << max(0, int(one) - 1).bit_length(),
-        "Config": lambda kwargs, **given: types.SimpleNamespace(kwargs=kwargs, **given),
+        "Config": Config,
     }
 
 
 # Types that libraries ask for by `isinstance`.
 TYPES: dict[str, dict[str, Any]] = {
     "triton": {"JITFunction": Kernel},
-    "triton.runtime": {"JITFunction": Kernel, "Autotuner": Tuned},
+    "triton.runtime": {"JITFunction": Kernel, "Autotuner": Tuned, "Config": Config},
     "triton.runtime.jit": {"JITFunction": Kernel, "KernelInterface": Kernel},
-    "triton.runtime.autotuner": {"Autotuner": Tuned},
+    "triton.runtime.autotuner": {"Autotuner": Tuned, "Config": Config},
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
-from memfit.trace import prepare, steps
+from memfit.trace import failures, prepare, public_configs, steps
 from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
 from memfit.trace.versions import DTYPE, TRANSFORMERS
@@ -80,7 +80,15 @@ def configs(module: ModuleType) -> list[Patch]:
 
         known = None if os.path.isdir(name) or os.path.isfile(name) else catalog.find(str(name))
         if known is None:
-            return true(cls, name, **given)
+            try:
+                return true(cls, name, **given)
+            except Exception as bad:
+                public = public_configs.find(str(name), str(given.get("subfolder") or ""))
+                if public is None or failures.missing_file(bad) is None:
+                    raise
+                return {**public, "_name_or_path": str(name)}, {
+                    key: value for key, value in given.items() if key not in READING
+                }
         return {**catalog.entry(known).config(), "_name_or_path": str(name)}, {
             key: value for key, value in given.items() if key not in READING
         }

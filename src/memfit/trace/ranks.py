@@ -248,6 +248,10 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     true = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def propagate(self: Any, schema: Any) -> Any:
+        first = schema.args_schema[0] if schema.args_schema else None
+        known = getattr(first, "tensor_meta", None)
+        if schema.op._schema.name.endswith("_") and known is not None:
+            return known  # in place: the result is what was there
         cuda.INSIDE.depth += 1
         try:
             with _disable_current_modes():

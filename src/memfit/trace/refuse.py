@@ -3,6 +3,7 @@ left out, with a note."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,7 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
         recorder.note("compile", "`torch.compile` is ignored: the trace runs the same code eagerly")
         return model
 
+    @functools.wraps(true_loader)  # Lightning reads its arguments' names
     def loader(self: Any, *args: Any, **given: Any) -> None:
         """Workers and page-locked memory change nothing on the GPU."""
         given |= dict(zip(LOADER, args, strict=False))

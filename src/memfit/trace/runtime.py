@@ -172,11 +172,16 @@ def constructors() -> list[tuple[Any, str, Any]]:
         return make
 
     known = _device_constructors()
-    return [
+    found = [
         (torch, name, indexed(one))
         for name, one in vars(torch).items()
-        if callable(one) and isinstance(one, Hashable) and one in known
+        if callable(one) and isinstance(one, Hashable) and (one in known or name.endswith("_like"))
     ]
+    found += [
+        (torch.Tensor, name, indexed(getattr(torch.Tensor, name)))
+        for name in ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+    ]
+    return found
 
 
 def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from memfit.trace import leftovers, lines
+from memfit.trace import leftovers, lines, missing_weights
 from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
 
@@ -67,6 +67,8 @@ def patches(recorder: Watcher) -> list[Patch]:
     def load(f: Any, map_location: Any = None, *args: Any, **given: Any) -> Any:
         """Read to the CPU, without copying where torch can; what belongs on the GPU is put there
         then."""
+        if isinstance(f, (str, os.PathLike)) and not os.path.exists(f):
+            return missing_weights.absent(recorder, f)
         if isinstance(f, (str, os.PathLike)) and not os.path.getsize(f):
             raise CannotFollow(
                 f"the script reads `{os.path.basename(f)}`, which the trace did not save",

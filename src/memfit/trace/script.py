@@ -24,6 +24,7 @@ from memfit.trace import (
     autocast,
     bnb,
     cuda,
+    deepspeed,
     failures,
     imports,
     kernels_of,
@@ -31,10 +32,16 @@ from memfit.trace import (
     launchers,
     launches,
     lines,
+    missing_packages,
+    missing_weights,
     pretrained,
+    public_configs,
     refuse,
     runtime,
     savers,
+    synthetic_data,
+    synthetic_tokenizers,
+    zero,
 )
 from memfit.trace.follow import Follower, Stopped
 from memfit.trace.live import Live
@@ -64,6 +71,8 @@ class Request:
     gpus: int = 1  # of the machine
     launcher: str = ""  # the words before the script that start it
     module: str = ""  # run as `python -m`
+    tokens: int = 512  # of a text in a data set that is not there
+    image: int = 256  # pixels along a side of a picture in one
     watch: Callable[[Watcher], None] = field(default=lambda _: None)
     leave: Callable[[Follower], None] = field(default=lambda _: None)
 
@@ -103,7 +112,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     ranks = follower.ranks
     cuda.HERE.count = request.gpus
     recorder, device = follower.recorder, request.device
-    assert isinstance(recorder, Watcher)
+    assert isinstance(recorder, launched_ranks.RankWatcher)
     if request.scratch:  # else the operating system sees to it
         stack.enter_context(cuda.patched(Scratch(request.scratch).patches()))
     stack.enter_context(cuda.pretended(device))
@@ -112,6 +121,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
             runtime.patches(device, live)
             + refuse.patches(recorder)
             + savers.patches(recorder)
+            + missing_weights.patches(recorder)
             + ranks.patches()
         )
     )
@@ -122,8 +132,22 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
     stack.enter_context(
-        imports.changing({**changes(recorder), **launched.changes(), **ranks.changes()})
+        imports.changing(
+            {
+                **changes(recorder),
+                **launched.changes(),
+                **ranks.changes(),
+                **missing_weights.changes(recorder),
+                **synthetic_data.changes(recorder, request.tokens, request.image),
+                **synthetic_tokenizers.changes(recorder),
+                **public_configs.changes(recorder),
+            }
+        )
     )
+    missing = missing_packages.Missing(recorder)
+    sys.meta_path.append(missing)
+    stack.callback(sys.meta_path.remove, missing)
+    stack.enter_context(imports.replaced(missing.writer()))
     stack.enter_context(autocast.emulated())
     stack.enter_context(follower.following())
     if request.world > 1:
@@ -132,7 +156,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     stack.enter_context(recorder)
 
 
-def changes(recorder: Watcher) -> dict[str, imports.Change]:
+def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
     """Packages that are changed when the program imports them."""
     return {
         "huggingface_hub.constants": pretrained.hub_constants,
@@ -144,6 +168,8 @@ def changes(recorder: Watcher) -> dict[str, imports.Change]:
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
         "torch.utils.cpp_extension": refuse.extensions,
+        "deepspeed.ops.op_builder.builder": lambda module: deepspeed.builders(module, recorder),
+        "deepspeed": lambda _: zero.answers(recorder),
     }
 
 

@@ -239,7 +239,7 @@ def engaged(recorder: Any, strategy: Strategy) -> Iterator[None]:
                     setattr(owner, name, value)
 
 
-def answers(recorder: Rank) -> list[tuple[Any, str, Any]]:
+def answers(recorder: Any) -> list[tuple[Any, str, Any]]:
     """(owner, name, value): what it asks a GPU for, and other ranks; `linear` is what it puts its
     own in place of."""
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator

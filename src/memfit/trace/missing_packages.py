@@ -1,0 +1,161 @@
+"""Packages that only report, draw or upload, where they are not installed: stand-ins that do
+nothing, because nothing they do is on the GPU."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from typing import Any
+
+from memfit.trace import lines
+from memfit.trace.refuse import Watcher
+
+REPORTERS = frozenset(
+    (
+        "wandb",
+        "tensorboard",
+        "tensorboardX",
+        "mlflow",
+        "comet_ml",
+        "neptune",
+        "clearml",
+        "aim",
+        "swanlab",
+        "trackio",
+        "dvclive",
+        "visdom",
+        "matplotlib",
+        "seaborn",
+        "plotly",
+        "boto3",
+        "botocore",
+        "openai",
+        "loguru",
+        "gpustat",
+        "GPUtil",
+        "pynvml",
+        "nvitop",
+        "torchsummary",
+        "torchinfo",
+        "thop",
+        "fvcore",
+        "ptflops",
+        "torchviz",
+        "kagglehub",
+        "gdown",
+    )
+)
+
+
+class Kind(type):
+    """A type whose unknown attributes are such types."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Kind(name, (Nothing,), {})
+
+
+class Nothing(metaclass=Kind):
+    """Whatever is asked of it, it is that again; as a number it is 0."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        """A decorator leaves its function as it is."""
+        alone = len(args) == 1 and isinstance(args[0], types.FunctionType)
+        return args[0] if alone else Nothing()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing()
+
+    def __getitem__(self, _: Any) -> Any:
+        return Nothing()
+
+    def __setitem__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def __iter__(self) -> Any:
+        """As `figure, axes = plt.subplots()` unpacks it."""
+        return iter((Nothing(), Nothing()))
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __int__(self) -> int:
+        return 0
+
+    __index__ = __len__ = __int__
+
+    def __float__(self) -> float:
+        return 0.0
+
+    def __str__(self) -> str:
+        return ""
+
+    def __fspath__(self) -> str:
+        return "."
+
+
+def needed() -> bool:
+    """Whether the script itself imports it: libraries ask what is there, and go without."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        if frame.f_code.co_filename.endswith("util.py"):
+            return False
+        frame = frame.f_back
+    name = frame.f_code.co_filename if frame is not None else ""
+    return lines.is_users(name)
+
+
+class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Asked last, when nobody else has found a module."""
+
+    def __init__(self, recorder: Watcher) -> None:
+        self.recorder = recorder
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in REPORTERS or not needed():
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        whole = module.__name__.partition(".")[0]
+        self.note(whole)
+        vars(module)["__getattr__"] = lambda name: self.attribute(name)
+
+    def note(self, package: str) -> None:
+        message = f"`{package}` is not installed: a stand-in that does nothing takes its place"
+        self.recorder.note(f"package {package}", message)
+
+    def attribute(self, name: str, package: str = "") -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        if package:
+            self.note(package)
+        return "99.0" if name == "__version__" else Kind(name, (Nothing,), {})
+
+    def writer(self) -> dict[str, types.ModuleType]:
+        """torch's module that writes for TensorBoard imports it."""
+        if importlib.util.find_spec("tensorboard") is not None:
+            return {}
+        module = types.ModuleType("torch.utils.tensorboard")
+        vars(module)["__getattr__"] = lambda name: self.attribute(name, "tensorboard")
+        return {module.__name__: module}
+
+
+__all__ = ["Missing"]

@@ -1,0 +1,306 @@
+"""Data sets that are not there: rows of the right columns and of one stated length, so that the
+answer is for that length."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from memfit.trace import failures
+from memfit.trace.imports import Change, Patch
+from memfit.trace.refuse import Watcher
+from memfit.trace.synthetic_tokenizers import table
+
+ROWS = {"train": 2000}
+OTHERS = 200  # rows of every other split
+SHORT = 32  # words of a sentence
+FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
+SPLITS = ("train", "validation", "test")
+
+
+def entry(path: str, name: str) -> str:
+    """The key of a data set, by its whole name or what is behind the owner."""
+    known = table()["names"]
+    last = path.rpartition("/")[2]
+    for one in (f"{path}/{name}", f"{last}/{name}", path, last):
+        if one.lower() in known:
+            return one.lower()
+    return ""
+
+
+class Source:
+    """Columns by their kinds."""
+
+    def __init__(self, tokens: int, image: int) -> None:
+        self.tokens, self.image, self.random = tokens, image, random.Random(0)
+        self.known = table()["words"].split()
+
+    def words(self, count: int) -> str:
+        return " ".join(self.random.choices(self.known, k=max(1, count)))
+
+    def value(self, kind: str, row: int) -> Any:
+        name, _, number = kind.partition(" ")
+        half = self.tokens // 2
+        makers: dict[str, Callable[[], Any]] = {
+            "text": lambda: self.words(self.tokens),
+            "sentence": lambda: self.words(min(SHORT, self.tokens)),
+            "messages": lambda: [
+                {"role": "user", "content": self.words(half)},
+                {"role": "assistant", "content": self.words(half)},
+            ],
+            "prompt": lambda: [{"role": "user", "content": self.words(half)}],
+            "answer": lambda: [{"role": "assistant", "content": self.words(half)}],
+            "conversations": lambda: [
+                {"from": "human", "value": self.words(half)},
+                {"from": "gpt", "value": self.words(half)},
+            ],
+            "label": lambda: row % int(number),
+            "float": lambda: float(row % 5),
+            "bool": lambda: row % 2 == 0,
+            "id": lambda: row,
+            "tokens": lambda: self.words(SHORT).split(),
+            "tags": lambda: [self.random.randrange(int(number)) for _ in range(SHORT)],
+            "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
+            "translation": lambda: {
+                one: self.words(min(SHORT, self.tokens)) for one in ("en", "de", "fr", "ro")
+            },
+            "image": lambda: picture(int(number or self.image), "RGB"),
+            "gray": lambda: picture(int(number or self.image), "L"),
+        }
+        return makers[name]()
+
+    def rows(self, columns: dict[str, str], count: int) -> Any:
+        datasets: Any = importlib.import_module("datasets")
+        values = {
+            name: [self.value(kind, row) for row in range(count)] for name, kind in columns.items()
+        }
+        made = datasets.Dataset.from_dict(values)
+        for name, kind in columns.items():
+            word, _, number = kind.partition(" ")
+            labels = [str(one) for one in range(int(number))] if word in ("label", "tags") else []
+            if word == "label":
+                made = made.cast_column(name, datasets.ClassLabel(names=labels))
+            if word == "tags":
+                made = made.cast_column(name, datasets.Sequence(datasets.ClassLabel(names=labels)))
+        return made
+
+
+@functools.cache
+def picture(size: int, mode: str) -> Any:
+    return importlib.import_module("PIL.Image").new(mode, (size, size))
+
+
+def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -> Any:
+    """As `load_dataset` gives it: one split, or all of them by name."""
+    datasets: Any = importlib.import_module("datasets")
+    key = entry(path, name)
+    columns = table()["names"][key] if key else table()["default"]
+    splits = table()["splits"].get(key, SPLITS)
+
+    def rows(word: str) -> Any:
+        found = re.match(r"([\w.-]+)(?:\[(.*)\])?", str(word).strip())
+        base, part = (found[1], found[2]) if found else (str(word), None)
+        images = any(kind.startswith(("image", "gray")) for kind in columns.values())
+        count = ROWS.get(base.partition("_")[0], OTHERS)
+        made = source.rows(columns, min(count, 256) if images else count)
+        return made.select(range(len(made))[slice_of(part, len(made))]) if part else made
+
+    def streamed(one: Any) -> Any:
+        return one.to_iterable_dataset() if streaming else one
+
+    if split is None:
+        kind = datasets.IterableDatasetDict if streaming else datasets.DatasetDict
+        return kind({one: streamed(rows(one)) for one in splits})
+    if isinstance(split, (list, tuple)):
+        return [streamed(rows(one)) for one in split]
+    parts = [rows(one) for one in str(split).split("+")]
+    return streamed(parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts))
+
+
+def slice_of(part: str, count: int) -> slice:
+    """`[:10%]`, `[100:200]`."""
+    ends = [
+        int(count * int(one.strip()[:-1]) / 100)
+        if one.strip().endswith("%")
+        else int(one)
+        if one.strip()
+        else None
+        for one in part.split(":")
+    ]
+    return slice(ends[0], ends[1] if len(ends) > 1 else None)
+
+
+def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
+    source = Source(tokens, image)
+
+    def loading(module: ModuleType) -> list[Patch]:
+        true = module.load_dataset
+
+        def load_dataset(path: Any, name: Any = None, *args: Any, **given: Any) -> Any:
+            try:
+                return true(path, name, *args, **given)
+            except Exception as bad:
+                if str(path) in FILES or failures.missing_file(bad) is None:
+                    raise
+                key = entry(str(path), str(name or ""))
+                columns = "" if key else "; its columns are assumed to be `text` and `label`"
+                message = f"the data set `{path}` is not there: random texts of {tokens} tokens"
+                recorder.note(f"data {path}", message + columns, "choose with `--tokens`")
+                split = given.get("split")
+                return dataset(
+                    str(path), str(name or ""), split, bool(given.get("streaming")), source
+                )
+
+        return [(module, "load_dataset", load_dataset)]
+
+    def rows(module: ModuleType) -> list[Patch]:
+        true = module.Dataset.select
+
+        def select(self: Any, indices: Any, *args: Any, **given: Any) -> Any:
+            """A made-up data set has fewer rows than the true one."""
+            if isinstance(indices, range) and len(indices) and indices[-1] >= len(self):
+                indices = range(len(self))[indices.start : indices.stop : indices.step]
+            return true(self, indices, *args, **given)
+
+        return [(module.Dataset, "select", select)]
+
+    def metrics(module: ModuleType) -> list[Patch]:
+        true = module.load
+
+        def load(path: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return true(path, *args, **given)
+            except Exception as bad:
+                if failures.missing_file(bad) is None:
+                    raise
+                recorder.note("metric", f"the metric `{path}` is not there: its values read 0")
+                return Metric(str(path))
+
+        return [(module, "load", load)]
+
+    return {
+        "datasets.load": loading,
+        "datasets.arrow_dataset": rows,
+        "evaluate.loading": metrics,
+        **dict(pictures(recorder, image)),
+    }
+
+
+class Scores(dict[str, Any]):
+    def __missing__(self, _: str) -> float:
+        return 0.0
+
+
+class Metric:
+    """A metric of `evaluate` without its code."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def add_batch(self, *_: Any, **__: Any) -> None: ...
+
+    add = add_batch
+
+    def compute(self, *_: Any, **__: Any) -> Scores:
+        names = ("accuracy", "f1", "precision", "recall", "score")
+        return Scores({self.name: 0.0, **dict.fromkeys(names, 0.0)})
+
+
+# torchvision's data sets (module, class): classes, size of a picture or 0 for the stated one.
+PICTURES = {
+    ("mnist", "MNIST"): (10, 28),
+    ("cifar", "CIFAR10"): (10, 32),
+    ("svhn", "SVHN"): (10, 32),
+    ("stl10", "STL10"): (10, 96),
+    ("imagenet", "ImageNet"): (1000, 0),
+    ("folder", "ImageFolder"): (1000, 0),
+    ("food101", "Food101"): (101, 0),
+    ("flowers102", "Flowers102"): (102, 0),
+    ("oxford_iiit_pet", "OxfordIIITPet"): (37, 0),
+    ("caltech", "Caltech101"): (101, 0),
+    ("celeba", "CelebA"): (40, 178),
+    ("lsun", "LSUN"): (10, 0),
+    ("imagenette", "Imagenette"): (10, 0),
+    ("stanford_cars", "StanfordCars"): (196, 0),
+    ("gtsrb", "GTSRB"): (43, 0),
+}
+
+
+def pictures(recorder: Watcher, image: int) -> Iterator[tuple[str, Change]]:
+    """For torchvision's data sets, whose files may be neither there nor to be had."""
+
+    def change(name: str, classes: int, size: int) -> Change:
+        def changed(module: ModuleType) -> list[Patch]:
+            kind = getattr(module, name)
+            true = kind.__init__
+
+            def init(self: Any, *args: Any, **given: Any) -> None:
+                try:
+                    true(self, *args, **given)
+                except (RuntimeError, OSError, ModuleNotFoundError) as bad:
+                    if isinstance(bad, RuntimeError) and "ound" not in str(bad) + "ound":
+                        raise
+                    stand_in(self, classes, size or image, args, given)
+                    shown = f"{size or image} by {size or image}"
+                    recorder.note(
+                        f"data {name}",
+                        f"the files of torchvision's `{type(self).__name__}` are not there: "
+                        f"blank pictures of {shown} take their place",
+                    )
+
+            return [(kind, "__init__", init)]
+
+        return changed
+
+    for (module, name), (classes, size) in PICTURES.items():
+        yield f"torchvision.datasets.{module}", change(name, classes, size)
+
+
+COUNT = 2048  # pictures of a data set that is not there
+
+
+def stand_in(self: Any, classes: int, size: int, args: Any, given: dict[str, Any]) -> None:
+    """Makes of `self` a data set of blank pictures, with the transforms that were asked for."""
+    named = {**dict(zip(("root",), args, strict=False)), **given}
+    functions = [one for one in args if callable(one)]
+    transform = given.get("transform") or (functions[0] if functions else None)
+    self.root, self.transform = str(named.get("root", "")), transform
+    self.target_transform = given.get("target_transform")
+    self.transforms = None
+    classes = 100 if type(self).__name__ == "CIFAR100" else classes
+    self.classes = [str(one) for one in range(classes)]
+    numbers = {one: place for place, one in enumerate(self.classes)}
+    mode = "L" if "MNIST" in type(self).__name__ else "RGB"
+    self.targets = self.labels = [one % classes for one in range(COUNT)]
+    self.samples = self.imgs = [(str(place), one) for place, one in enumerate(self.targets)]
+    self.data, self.loader = blank(mode, size), lambda *_: picture(size, mode)
+
+    def item(self: Any, place: int) -> Any:
+        if place >= COUNT:
+            raise IndexError(place)
+        found, target = picture(size, mode), self.targets[place]
+        if self.transform is not None:
+            found = self.transform(found)
+        return found, target if self.target_transform is None else self.target_transform(target)
+
+    changed = {"class_to_idx": numbers, "__getitem__": item, "__len__": lambda self: COUNT}
+    self.__class__ = type(type(self).__name__, (type(self),), changed)
+
+
+def blank(mode: str, size: int) -> Any:
+    """What scripts find under `.data`."""
+    import numpy
+
+    import torch
+
+    if mode == "L":
+        return torch.zeros(COUNT, size, size, dtype=torch.uint8)
+    return numpy.zeros((min(COUNT, 256), size, size, 3), dtype=numpy.uint8)
+
+
+__all__ = ["changes"]

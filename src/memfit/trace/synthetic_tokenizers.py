@@ -1,0 +1,171 @@
+"""Tokenizers whose files are not there: one token for each word, in a vocabulary of the model's
+size."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.resources
+import os
+import tomllib
+from types import ModuleType
+from typing import Any
+
+from memfit.trace import failures
+from memfit.trace.imports import Change, Patch
+from memfit.trace.refuse import Watcher
+
+CHAT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}"
+    "{% endgeneration %}{% else %}{{ message['content'] }}{% endif %}{{ '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    """What stands for data that is not there."""
+    text = importlib.resources.files(__package__).joinpath("datasets.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+# Kind of model -> its special tokens and what stands around a text.
+BERT = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+ROBERTA = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+}
+CLIP = {
+    "bos_token": "<|startoftext|>",
+    "eos_token": "<|endoftext|>",
+    "pad_token": "<|endoftext|>",
+}
+T5 = {"eos_token": "</s>", "pad_token": "<pad>"}
+GPT = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+LLAMA = {"bos_token": "<s>", "eos_token": "</s>"}
+QWEN = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+KINDS = {
+    **dict.fromkeys(("bert", "distilbert", "electra", "modernbert", "albert", "mpnet"), BERT),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "bart", "longformer"), ROBERTA),
+    **dict.fromkeys(("deberta", "deberta-v2"), BERT),
+    "clip_text_model": CLIP,
+    **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers"), T5),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "phi"), GPT),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl", "qwen2_5_vl"), QWEN),
+}
+AROUND = (  # the first special tokens that are there: before a text, after it
+    (BERT, "[CLS]", "[SEP]"),
+    (ROBERTA, "<s>", "</s>"),
+    (CLIP, "<|startoftext|>", "<|endoftext|>"),
+    (T5, "", "</s>"),
+    (LLAMA, "<s>", ""),
+)
+
+
+def made(name: str, part: str, recorder: Watcher) -> Any:
+    """A tokenizer for the config of `name`, or of a pipeline's part."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    encoder = part.replace("tokenizer", "text_encoder")
+    config = transformers.AutoConfig.from_pretrained(name, subfolder=encoder).get_text_config()
+    special = KINDS.get(config.model_type, LLAMA)
+    size = int(config.vocab_size)
+    vocabulary = words(size, {*special.values(), "<unk>", "<|im_start|>", "<|im_end|>"})
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    first, last = next((one[1:] for one in AROUND if one[0] is special), ("", ""))
+    if first or last:
+        single = f"{first} $A {last}".strip()
+        pair = f"{single} {last} $B:1 {last}:1" if special is ROBERTA else f"{single} $B:1 {last}:1"
+        inner.post_processor = processors.TemplateProcessing(
+            single=single,
+            pair=pair if last else f"{single} $B:1",
+            special_tokens=[(one, vocabulary[one]) for one in {first, last} if one],
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        unk_token="<unk>",
+        model_max_length=longest if special in (BERT, CLIP, ROBERTA) else 10**30,
+        **special,
+    )
+    if special not in (BERT, CLIP, ROBERTA, T5):
+        tokenizer.chat_template = CHAT
+    types = ["token_type_ids"] if special is BERT and config.model_type != "distilbert" else []
+    tokenizer.model_input_names = ["input_ids", *types, "attention_mask"]
+    tokenizer.name_or_path = name
+    recorder.note("tokenizer", f"the tokenizer of `{name}` is not there: each word is one token")
+    return tokenizer
+
+
+def words(size: int, special: set[str]) -> dict[str, int]:
+    """Special tokens first, then words, then what nobody writes."""
+    names = [*sorted(special), *table()["words"].split()]
+    names = names[:size] + [f"<t{number}>" for number in range(len(names), size)]
+    return {name: place for place, name in enumerate(names)}
+
+
+def changes(recorder: Watcher) -> dict[str, Change]:
+    def falling_back(owner: Any) -> list[Patch]:
+        true = owner.from_pretrained.__func__
+
+        def from_pretrained(cls: Any, name: Any, *args: Any, **given: Any) -> Any:
+            try:
+                found = true(cls, name, *args, **given)
+            except Exception as bad:
+                if failures.missing_file(bad) is None:
+                    raise
+                return made(str(name), str(given.get("subfolder") or ""), recorder)
+            # transformers 5 makes an empty one without its files
+            empty = len(found) < FEW and not os.path.exists(name)
+            return made(str(name), str(given.get("subfolder") or ""), recorder) if empty else found
+
+        return [(owner, "from_pretrained", classmethod(from_pretrained))]
+
+    def tiktoken(module: ModuleType) -> list[Patch]:
+        true = module.get_encoding
+
+        def get_encoding(name: str) -> Any:
+            try:
+                return true(name)
+            except Exception:  # noqa: BLE001 - whatever its downloader raises
+                return encoding(name, recorder)
+
+        return [(module, "get_encoding", get_encoding)]
+
+    return {
+        "transformers.models.auto.tokenization_auto": lambda module: falling_back(
+            module.AutoTokenizer
+        ),
+        "transformers.tokenization_utils_base": lambda module: falling_back(
+            module.PreTrainedTokenizerBase
+        ),
+        "tiktoken.registry": tiktoken,
+    }
+
+
+FEW = 100  # tokens of a vocabulary of special ones
+VOCABULARIES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277}
+
+
+def encoding(name: str, recorder: Watcher) -> Any:
+    """tiktoken's own class over bytes, with a vocabulary of the true size."""
+    tiktoken: Any = importlib.import_module("tiktoken")
+
+    size = VOCABULARIES.get(name, 200019)
+    recorder.note("tokenizer", f"tiktoken's `{name}` is not there: each byte is one token")
+    return tiktoken.Encoding(
+        name,
+        pat_str=r"\S+|\s+",
+        mergeable_ranks={bytes([one]): one for one in range(256)},
+        special_tokens={"<|endoftext|>": size - 1},
+    )
+
+
+__all__ = ["changes", "table"]
