@@ -32,19 +32,20 @@ class RankWatcher(Watcher, Away):
 
     def side_of(self, func: Any, args: Any, kwargs: Any) -> str:
         found = super(Away, self).side_of(func, args, kwargs)
-        return sides.GPU if found == sides.VOID and by_buckets() else found
+        return sides.GPU if found == sides.VOID and by_torch() else found
 
     def caught_up(self) -> None:
         """The program waits for the GPU: nothing is lent to any stream."""
         self.events.extend(Sync(self.stream, stream) for stream in self.lent)
 
 
-def by_buckets() -> bool:
-    """Whether torch's DDP asks for it."""
+def by_torch() -> bool:
+    """Whether torch's DDP or FSDP asks for it."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(lines.OWN):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.endswith("/parallel/distributed.py")
+    name = frame.f_code.co_filename if frame is not None else ""
+    return name.endswith("/parallel/distributed.py") or "/torch/distributed/" in name
 
 
 class Ranks:
@@ -267,6 +268,12 @@ class Ranks:
             "accelerate.commands.launch": simple,
             "torch.distributed.rpc": lambda module: [(module, "init_rpc", remote)],
             **{
+                f"{name}.utilities.init": lambda module: [
+                    (module, "_has_meta_device_parameters_or_buffers", on_meta)
+                ]
+                for name in ("lightning.fabric", "lightning_fabric")
+            },
+            **{
                 f"{name}.strategies.launchers.subprocess_script": lambda module: [
                     (
                         module._SubprocessScriptLauncher,
@@ -277,6 +284,15 @@ class Ranks:
                 for name in ("lightning.fabric", "lightning.pytorch", "pytorch_lightning")
             },
         }
+
+
+def on_meta(one: Any, recurse: bool = True) -> bool:
+    """Lightning asks `is_meta`, which tensors of the pretended GPU are."""
+    if isinstance(one, torch.optim.Optimizer):
+        tensors = [tensor for group in one.param_groups for tensor in group["params"]]
+    else:
+        tensors = [*one.parameters(recurse=recurse), *one.buffers(recurse=recurse)]
+    return any(tensor.device.type == "meta" for tensor in tensors)
 
 
 def number(name: str) -> int:

@@ -218,18 +218,47 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 
 
+COMPILER = "torch._inductor.runtime.triton_compat"
+
+
+class Without(importlib.abc.Loader):
+    """Loads what asks whether there is Triton, for torch's compiler, as if there was none."""
+
+    def __init__(self, true: Any, finder: Finder) -> None:
+        self.true, self.finder = true, finder
+
+    def create_module(self, spec: Any) -> Any:
+        return self.true.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        there = {name: one for name, one in sys.modules.items() if name.startswith("triton")}
+        for name in there:
+            del sys.modules[name]
+        self.finder.hidden = True
+        try:
+            self.true.exec_module(module)
+        finally:
+            self.finder.hidden = False
+            sys.modules.update(there)
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `triton` and every module below it."""
 
     def __init__(self, launches: Launches) -> None:
-        self.launches = launches
+        self.launches, self.hidden = launches, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return (
-            importlib.machinery.ModuleSpec(name, self, is_package=True)
-            if name.partition(".")[0] == "triton"
-            else None
-        )
+        if name == COMPILER and not self.hidden:
+            self.hidden = True
+            spec = importlib.util.find_spec(name)
+            self.hidden = False
+            if spec is not None and spec.loader is not None:
+                spec.loader = Without(spec.loader, self)
+            return spec
+        if self.hidden or name.partition(".")[0] != "triton":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> Any:
         return None
