@@ -57,6 +57,7 @@ def taken(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
 ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
     aten.argmax.default: argmax,
     aten.argmin.default: argmax,
+    aten.multinomial.default: argmax,
     aten.max.dim: largest,
     aten.min.dim: largest,
     aten.mode.default: largest,

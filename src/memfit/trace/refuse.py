@@ -81,10 +81,11 @@ class Watcher(Sides):
             return 1.0
         if kind == torch.bool:
             return self.condition() if reader_is_user() else False
-        raise CannotFollow(
-            "the script depends on an integer that a trace does not compute",
-            "later steps may need different memory",
+        self.note(
+            "integer",
+            "integers computed on the GPU are assumed to be 1 where the script reads them",
         )
+        return 1
 
     def condition(self) -> bool:
         """The answer to a condition whose value nobody knows."""
@@ -210,7 +211,20 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
 
         return compare
 
+    def replicated(self: Any, *args: Any, **given: Any) -> Any:
+        """`nn.DataParallel` over the one GPU: what is on the CPU is brought there."""
+        if len(self.device_ids or ()) > 1:
+            raise CannotFollow(
+                "the script spreads a model over several GPUs by `nn.DataParallel`",
+                "name one GPU, or use DistributedDataParallel",
+            )
+        return self.module(*brought(args), **brought(given))
+
     return [
+        (torch.nn.DataParallel, "forward", replicated),
+        (torch.Tensor, "share_memory_", lambda self: self),
+        # Whether parameters of a distribution are legal depends on their values
+        (torch.distributions.Distribution, "_validate_args", False),
         *(
             (owner, name, equal(getattr(owner, name)))
             for owner in (torch, torch.Tensor)
@@ -222,6 +236,17 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__init__": refusing(GRAPH)})),
         (torch.cuda, "make_graphed_callables", refusing(GRAPH)),
     ]
+
+
+def brought(value: Any) -> Any:
+    """Every tensor in it on the GPU."""
+    if isinstance(value, torch.Tensor):
+        return value.cuda()
+    if isinstance(value, dict):
+        return {key: brought(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(brought(one) for one in value)
+    return value
 
 
 def extensions(module: Any) -> list[tuple[Any, str, Any]]:

@@ -18,6 +18,7 @@ import torch._streambase
 import torch
 from memfit.trace import cuda
 from memfit.trace.live import Live
+from memfit.trace.ops import collect
 
 CUDA_VERSION = "12.8"  # where the build of torch has none: what its wheels of 2.7 to 2.10 are for
 CUDNN_VERSION = 91002
@@ -251,7 +252,39 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     ]
     if torch.version.cuda is None:
         found.append((torch.version, "cuda", CUDA_VERSION))
-    return found + accelerator(live) + tensor_methods()
+    return found + accelerator(live) + tensor_methods() + recurrent()
+
+
+def recurrent() -> list[tuple[Any, str, Any]]:
+    """`nn.LSTM` and its kin compare devices below the dispatcher, where tensors with values are on
+    the CPU and those without are not."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def alike(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return type(value)(alike(one) for one in value)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.is_meta:
+            return value
+        where = value.device
+        with _disable_current_modes():
+            made = torch.empty_strided(
+                value.size(), value.stride(), dtype=value.dtype, device="meta"
+            )
+        return made if where.type == "cuda" else made.to(where)
+
+    def wrapped(true: Any) -> Any:
+        def run(*args: Any) -> Any:
+            tensors: list[torch.Tensor] = []
+            collect(args, tensors)
+            return true(*alike(args)) if any(one.is_meta for one in tensors) else true(*args)
+
+        return run
+
+    home = torch._VF
+    return [
+        (home, name, wrapped(getattr(home, name)))
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
+    ]
 
 
 def accelerator(live: Live) -> list[tuple[Any, str, Any]]:
@@ -282,6 +315,7 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
     base = torch._C.TensorBase
     true = {name: getattr(base, name) for name in ("cpu", "numpy", "tolist")}
     true_format, true_parse = torch.Tensor.__format__, torch._C._nn._parse_to
+    true_copy = torch.Tensor.__deepcopy__
 
     def cpu(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return self.to("cpu")
@@ -292,6 +326,9 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
                 "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to "
                 "copy the tensor to host memory first."
             )
+        if self.is_meta:  # on the CPU, where its values are not known
+            with torch._C._DisableTorchDispatch():
+                return true["numpy"](torch.zeros(self.shape, dtype=self.dtype))
         return true["numpy"](self, **given)
 
     def new_tensor(self: torch.Tensor, data: Any, **given: Any) -> torch.Tensor:
@@ -301,7 +338,18 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         return torch.tensor(data, **{**where, **chosen})
 
     def tolist(self: torch.Tensor) -> Any:
+        if self.is_meta and not self.is_cuda:
+            return numpy(self.detach()).tolist()
         return true["tolist"](self.detach().to("cpu") if self.is_cuda else self)
+
+    def copied(self: torch.Tensor, memo: Any) -> torch.Tensor:
+        """By an operator: a storage of its own has no values to copy."""
+        if type(self) is not torch.Tensor or not self.is_leaf:
+            return true_copy(self, memo)
+        if id(self) not in memo:
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        found: torch.Tensor = memo[id(self)]
+        return found
 
     def formatted(self: torch.Tensor, spec: str) -> str:
         return (
@@ -327,6 +375,7 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
     return [
         (torch.Tensor, "cpu", cpu),
         (torch.Tensor, "numpy", numpy),
+        (torch.Tensor, "__deepcopy__", copied),
         (torch.Tensor, "new_tensor", new_tensor),
         (torch.Tensor, "tolist", tolist),
         (torch.Tensor, "__format__", formatted),

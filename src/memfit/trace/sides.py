@@ -36,6 +36,18 @@ EMPTY = {
     "aten::new_empty_strided",
     "aten::empty_permuted",
 }
+BY_VALUES = {  # whose results depend on values, on whichever side they are
+    aten._local_scalar_dense.default,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.max.dim,
+    aten.min.dim,
+    aten.mode.default,
+    aten.multinomial.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.index.Tensor,
+}
 COPIES = {"aten::copy_", "aten::_foreach_copy_"}
 TOGETHER = {
     "aten::mm",
@@ -67,12 +79,14 @@ class Sides(Recorder):
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         side = self.side_of(func, args, kwargs)
-        if side == GPU or func is aten._local_scalar_dense.default:
+        if side == GPU or func in BY_VALUES:
             rule = RULES.get(func)
             if rule is not None:
                 done, result = rule(self, func, args, kwargs)
-                if done:
+                if done and side == GPU:
                     return self.seen(func, args, kwargs, result, True)
+                if done:
+                    return self.apart_all(result, side)
         if side == GPU:
             _, args, kwargs, swapped = self.placed(func, args, kwargs)
             result = result_of(func, args, kwargs)
@@ -150,7 +164,9 @@ class Sides(Recorder):
             shadowed(args, swapped),
             {key: shadowed(value, swapped) for key, value in kwargs.items()},
         )
-        result = restored(func(*args, **kwargs), swapped)
+        return self.apart_all(restored(func(*args, **kwargs), swapped), side)
+
+    def apart_all(self, result: Any, side: str) -> Any:
         for one in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(one, torch.Tensor) and one.is_meta:
                 self.apart(one, side)

@@ -278,12 +278,15 @@ def stand_in(self: Any, classes: int, size: int, args: Any, given: dict[str, Any
     mode = "L" if "MNIST" in type(self).__name__ else "RGB"
     self.targets = self.labels = [one % classes for one in range(COUNT)]
     self.samples = self.imgs = [(str(place), one) for place, one in enumerate(self.targets)]
+    if mode == "L":
+        torch: Any = importlib.import_module("torch")
+        self.targets = torch.tensor(self.targets)
     self.data, self.loader = blank(mode, size), lambda *_: picture(size, mode)
 
     def item(self: Any, place: int) -> Any:
         if place >= COUNT:
             raise IndexError(place)
-        found, target = picture(size, mode), self.targets[place]
+        found, target = picture(size, mode), int(self.targets[place])
         if self.transform is not None:
             found = self.transform(found)
         return found, target if self.target_transform is None else self.target_transform(target)
