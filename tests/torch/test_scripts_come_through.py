@@ -75,6 +75,112 @@ def test_small_things_come_through(tmp_path: Path) -> None:
         trace(script, assume="true")
 
 
+BY_VALUES = """
+import torch, torch.nn as nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+gpu = torch.device("cuda")
+words = nn.Embedding(100, 32).to(gpu)
+lstm = nn.LSTM(32, 64, 2, batch_first=True, bidirectional=True).to(gpu)
+head = nn.DataParallel(nn.Linear(128, 50).to(gpu))
+Tensor = torch.cuda.FloatTensor
+optimizer = torch.optim.Adam([*words.parameters(), *lstm.parameters(), *head.parameters()])
+for _ in range(2):
+    ids, lengths = torch.randint(0, 100, (8, 40)), torch.randint(20, 41, (8,))
+    packed = pack_padded_sequence(words(ids.to(gpu)), lengths, batch_first=True,
+                                  enforce_sorted=False)
+    assert packed.data.shape == (int(lengths.sum()), 32)
+    out, known = pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    logits = head(out)
+    targets, counts = torch.randint(1, 50, (8, 10)).to(gpu), torch.full((8,), 10)
+    loss = nn.CTCLoss()(logits.log_softmax(-1).transpose(0, 1), targets, known, counts)
+    loss.backward()
+    optimizer.step()
+    choice = torch.distributions.Categorical(logits=logits[0, 0]).sample().item()
+    assert 0 <= choice < 50 and int((logits > 0).sum()) > 0
+    noise = Tensor(8, 4).fill_(1.0)
+    assert noise.is_cuda and noise.type() == "torch.cuda.FloatTensor"
+    assert ids.float().type(Tensor).is_cuda and isinstance(noise, Tensor)
+linear = nn.Linear(4, 4).to(gpu)
+of_weights = torch.func.grad(
+    lambda weights, x: torch.func.functional_call(linear, weights, (x,)).sum()
+)
+each = torch.func.vmap(of_weights, (None, 0))
+gradients = each(dict(linear.named_parameters()), torch.randn(5, 4, device=gpu))
+assert gradients["weight"].shape == (5, 4, 4)
+torch.cuda.memory._snapshot()
+"""
+ABSENT = """
+import torch, wandb
+from datasets import load_dataset
+from torch.utils.tensorboard import SummaryWriter
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("bert-base-cased")
+data = load_dataset("glue", "mrpc")
+data = data.map(lambda rows: tokenizer(rows["sentence1"], rows["sentence2"], truncation=True,
+                                       padding="max_length", max_length=64), batched=True)
+data = data["train"].select_columns(["input_ids", "attention_mask", "token_type_ids", "label"])
+data = data.rename_column("label", "labels").with_format("torch")
+model = AutoModelForSequenceClassification.from_pretrained("bert-base-cased").cuda()
+kept = torch.load("last.pt")
+model.load_state_dict(kept["model"])
+optimizer = torch.optim.AdamW(model.parameters())
+writer = SummaryWriter()
+wandb.init(project="x")
+for place, batch in enumerate(torch.utils.data.DataLoader(data.select(range(6)), batch_size=2)):
+    loss = model(**{name: one.cuda() for name, one in batch.items()}).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    writer.add_scalar("loss", loss.item(), place)
+    wandb.log({"loss": loss})
+"""
+EVALUATES = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    with torch.no_grad():
+        losses = [model(torch.randn(8, 64, device="cuda")).mean().item() for _ in range(COUNT)]
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_values_that_nobody_knows(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BY_VALUES)
+    found = trace(script, steps=0)
+    assert found.script is not None
+    assert found.script.steps == 2
+    assert any("integers" in one.message for one in found.problems)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    """Data, a tokenizer, a checkpoint and packages that report: each is named."""
+    script = tmp_path / "train.py"
+    script.write_text(ABSENT)
+    found = trace(script)
+    assert found.script is not None
+    assert found.script.steps == 3
+    assert found.parameters.total == 108_311_810  # of the true model
+    said = " ".join(one.message for one in found.problems)
+    for word in ("`glue`", "tokenizer of `bert-base-cased`", "`last.pt`", "`wandb`", "tensorboard"):
+        assert word in said
+
+
+def test_repeated_passes_are_skipped(tmp_path: Path) -> None:
+    """Many take what few take; the first of all differs by a workspace."""
+    found = []
+    for count in (3, 400):
+        script = tmp_path / "train.py"
+        script.write_text(EVALUATES.replace("COUNT", str(count)))
+        found.append(trace(script, steps=2))
+    few, many = found
+    assert few.memory.allocated == many.memory.allocated
+    assert any("796 passes without gradients" in one.message for one in many.problems)
+
+
 def test_modules_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands behind them is theirs, whatever it is called."""
     package = tmp_path / "package"

@@ -54,6 +54,26 @@ def taken(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     return True, torch.empty(count, dtype=args[0].dtype, device="meta")
 
 
+def ctc(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Losses, and the forward variables of every target with blanks between its symbols (torch
+    2.13 aten/src/ATen/native/cuda/LossCTC.cu `ctc_loss_gpu_template`)."""
+    probabilities, targets, _, lengths = args[:4]
+    if not probabilities.is_meta:
+        return NO
+    time, batch = probabilities.shape[0], (*probabilities.shape[1:-1], 1)[0]
+    known = not isinstance(lengths, torch.Tensor) or not lengths.is_meta
+    longest = max(map(int, lengths)) if known else targets.shape[-1] if targets.dim() > 1 else time
+    losses = torch.empty(batch, dtype=probabilities.dtype, device="meta")
+    shape = (batch, time, 2 * longest + 1)
+    return True, (losses, torch.empty(shape, dtype=probabilities.dtype, device="meta"))
+
+
+def ctc_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    if not args[1].is_meta:
+        return NO
+    return True, torch.empty(args[1].shape, dtype=args[1].dtype, device="meta")
+
+
 ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
     aten.argmax.default: argmax,
     aten.argmin.default: argmax,
@@ -63,6 +83,10 @@ ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
     aten.mode.default: largest,
     aten.nonzero.default: places,
     aten.masked_select.default: taken,
+    aten._ctc_loss.default: ctc,
+    aten._ctc_loss.Tensor: ctc,
+    aten._ctc_loss_backward.default: ctc_backward,
+    aten._ctc_loss_backward.Tensor: ctc_backward,
 }
 
 

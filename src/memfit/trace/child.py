@@ -197,8 +197,8 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
     from memfit.trace.program import Options, device_of
 
     def told(follower: script.Follower) -> None:
-        notes = getattr(follower.recorder, "notes", {})
         tape = script.answer(follower)
+        notes = getattr(follower.recorder, "notes", {})
         from memfit.trace.wire import to_text
 
         channel.say(
@@ -228,8 +228,9 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         leave=told,
     )
     follower = script.follow(wanted)
+    tape = script.answer(follower)
     notes = list(follower.recorder.notes.values())
-    return script.answer(follower), notes, {**facts_of(follower), **outside(request)}
+    return tape, notes, {**facts_of(follower), **outside(request)}
 
 
 def outside(request: dict) -> dict:  # type: ignore[type-arg]

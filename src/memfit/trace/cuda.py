@@ -57,7 +57,7 @@ class Device:
 
     def owns(self, tensor: torch.Tensor) -> bool:
         if tensor.is_meta:
-            return not self.elsewhere or tensor.untyped_storage()._cdata not in self.elsewhere
+            return not self.elsewhere or storage_key(tensor) not in self.elsewhere
         try:
             return tensor.untyped_storage()._cdata in self.claimed
         except (RuntimeError, NotImplementedError):
@@ -68,6 +68,22 @@ class Device:
 
     def release(self, key: int) -> None:
         self.claimed.discard(key)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Which storage a tensor has: a distributed one that of this rank's part, one that `torch.func`
+    wraps that of what is inside."""
+    own = getattr(tensor, "_local_tensor", tensor)
+    try:
+        return int(own.untyped_storage()._cdata)
+    except NotImplementedError:
+        functorch = torch._C._functorch
+        while functorch.is_functorch_wrapped_tensor(own):
+            own = functorch.get_unwrapped(own)
+        try:
+            return int(own.untyped_storage()._cdata)
+        except NotImplementedError:
+            return 0
 
 
 class NoSuchDevice(RuntimeError):
@@ -103,10 +119,7 @@ def pretended(device: Device) -> Iterator[None]:
         if true.type == "meta":
             if not device.elsewhere:
                 return here
-            own = getattr(
-                self, "_local_tensor", self
-            )  # a distributed tensor is where this rank's part is
-            return device.elsewhere.get(own.untyped_storage()._cdata, here)
+            return device.elsewhere.get(storage_key(self), here)
         return here if device.claimed and device.owns(self) else true
 
     def is_cuda(self: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ from memfit.trace.label import settle
 from memfit.trace.ops import collect
 from memfit.trace.paths import plain
 from memfit.trace.recorder import Recorder
+from memfit.trace.repeats import Repeats
 from memfit.trace.steps import own, paths_of, states
 
 PATIENCE = 3
@@ -48,6 +49,7 @@ class Follower:
         self.vocabularies: set[int] = set()
         self.parameters = (0, 0)  # values in all modules, and those that train
         self.ranks: Any = None  # which process of how many the program is
+        self.repeats = Repeats(recorder)
 
     @property
     def steps(self) -> int:
@@ -199,8 +201,11 @@ class Follower:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not recorder.modules and not isinstance(module, torch.nn.modules.loss._Loss):
                 self.entering(module, (*args, *kwargs.values()))
+            root = not recorder.modules and not torch.is_grad_enabled()
             recorder.enter(module)
             try:
+                if root and not self.depth:
+                    return self.repeats.run(module, original, args, kwargs)
                 return original(module, *args, **kwargs)
             finally:
                 recorder.leave()

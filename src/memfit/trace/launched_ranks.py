@@ -34,6 +34,9 @@ class RankWatcher(Watcher, Away):
         found = super(Away, self).side_of(func, args, kwargs)
         return sides.GPU if found == sides.VOID and by_torch() else found
 
+    def brings(self, count: int) -> bool:
+        return super(Away, self).brings(count)
+
     def caught_up(self) -> None:
         """The program waits for the GPU: nothing is lent to any stream."""
         self.events.extend(Sync(self.stream, stream) for stream in self.lent)

@@ -496,7 +496,7 @@ class Recorder(TorchDispatchMode):
             self.adopt(key, storage, fresh)
 
     def owned(self, tensor: torch.Tensor) -> Block | None:
-        return self.blocks.get(local(tensor).untyped_storage()._cdata)
+        return self.blocks.get(cuda.storage_key(tensor))
 
     def finished(self) -> tuple[Event, ...]:
         """The events with every block's part settled."""

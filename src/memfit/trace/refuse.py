@@ -53,7 +53,20 @@ class Watcher(Sides):
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self.read(args[0])
+        if func is aten._pack_padded_sequence.default and args[0].is_meta:
+            return self.packed(*args)
         return super().dispatch(func, args, kwargs)
+
+    def packed(self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        """Only what is no padding; how many sequences reach each place stays on the CPU."""
+        lengths = lengths if not lengths.is_meta else torch.full(lengths.shape, padded.shape[1])
+        longest = int(lengths.max())
+        sizes = (lengths[:, None] > torch.arange(longest)).sum(0)
+        shape = (int(lengths.sum()), *padded.shape[2:])
+        data = torch.empty(shape, dtype=padded.dtype, device="meta")
+        if not self.device.owns(padded):
+            return self.apart(data), sizes
+        return self.seen(aten._pack_padded_sequence.default, (), {}, data, True), sizes
 
     def read(self, tensor: torch.Tensor) -> float | bool:
         """A float that nobody knows is 1.0, a truth value False in a library; where one's own code
@@ -222,6 +235,7 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
 
     return [
         (torch.nn.DataParallel, "forward", replicated),
+        (torch.jit, "trace", lambda function, *_, **__: function),  # it compares values
         (torch.Tensor, "share_memory_", lambda self: self),
         # Whether parameters of a distribution are legal depends on their values
         (torch.distributions.Distribution, "_validate_args", False),

@@ -16,7 +16,7 @@ from typing import Any
 import torch._streambase
 
 import torch
-from memfit.trace import cuda
+from memfit.trace import cuda, older_types
 from memfit.trace.live import Live
 from memfit.trace.ops import collect
 
@@ -238,6 +238,8 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     found += [
         (torch.cuda.memory, "_record_memory_history", lambda *_, **__: None),
         (torch.cuda.memory, "_dump_snapshot", lambda *_, **__: None),
+        (torch.cuda.memory, "_snapshot", lambda *_, **__: {"segments": [], "device_traces": [[]]}),
+        (torch.cuda.memory, "memory_snapshot", lambda *_, **__: []),
     ]
     found += [
         (torch, "Generator", generator_type()),
@@ -252,11 +254,11 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     ]
     if torch.version.cuda is None:
         found.append((torch.version, "cuda", CUDA_VERSION))
-    return found + accelerator(live) + tensor_methods() + recurrent()
+    return found + accelerator(live) + tensor_methods() + recurrent() + older_types.patches()
 
 
 def recurrent() -> list[tuple[Any, str, Any]]:
-    """`nn.LSTM` and its kin compare devices below the dispatcher, where tensors with values are on
+    """`nn.LSTM` and the like compare devices below the dispatcher, where tensors with values are on
     the CPU and those without are not."""
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -280,10 +282,31 @@ def recurrent() -> list[tuple[Any, str, Any]]:
 
         return run
 
+    true_ctc = torch.ctc_loss
+
+    def ctc_loss(
+        probabilities: torch.Tensor,
+        targets: Any,
+        inputs: Any,
+        lengths: Any,
+        blank: int = 0,
+        reduction: int = 0,
+        zero_infinity: bool = False,
+    ) -> torch.Tensor:
+        """Its mean divides by lengths that C++ code brings to the GPU."""
+        losses = true_ctc(probabilities, targets, inputs, lengths, blank, 0, zero_infinity)
+        if reduction == 1:
+            known = lengths if isinstance(lengths, torch.Tensor) else torch.tensor(lengths)
+            return (losses / known.to(losses.device, losses.dtype).clamp_min(1)).mean()
+        return losses.sum() if reduction == 2 else losses
+
     home = torch._VF
     return [
-        (home, name, wrapped(getattr(home, name)))
-        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
+        (torch, "ctc_loss", ctc_loss),
+        *(
+            (home, name, wrapped(getattr(home, name)))
+            for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell")
+        ),
     ]
 
 
@@ -338,9 +361,8 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         return torch.tensor(data, **{**where, **chosen})
 
     def tolist(self: torch.Tensor) -> Any:
-        if self.is_meta and not self.is_cuda:
-            return numpy(self.detach()).tolist()
-        return true["tolist"](self.detach().to("cpu") if self.is_cuda else self)
+        found = self.detach().to("cpu") if self.is_cuda else self.detach()
+        return numpy(found).tolist() if found.is_meta else true["tolist"](found)
 
     def copied(self: torch.Tensor, memo: Any) -> torch.Tensor:
         """By an operator: a storage of its own has no values to copy."""

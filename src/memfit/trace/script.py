@@ -34,6 +34,7 @@ from memfit.trace import (
     lines,
     missing_packages,
     missing_weights,
+    nvml,
     pretrained,
     public_configs,
     refuse,
@@ -141,6 +142,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
                 **synthetic_data.changes(recorder, request.tokens, request.image),
                 **synthetic_tokenizers.changes(recorder),
                 **public_configs.changes(recorder),
+                "pynvml": nvml.functions(device, live),
             }
         )
     )
@@ -267,6 +269,12 @@ def answer(follower: Follower) -> Tape:
     if follower.end is not None:
         recorder.events = recorder.events[: follower.end]
     follower.settled()
+    if follower.repeats.skipped and isinstance(recorder, Watcher):
+        recorder.note(
+            "repeats",
+            f"{follower.repeats.skipped} passes without gradients that allocate like those before "
+            "them are not run",
+        )
     versions = {
         name: str(module.__version__)
         for name in LIBRARIES

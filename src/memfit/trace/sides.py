@@ -47,6 +47,10 @@ BY_VALUES = {  # whose results depend on values, on whichever side they are
     aten.nonzero.default,
     aten.masked_select.default,
     aten.index.Tensor,
+    aten._ctc_loss.default,
+    aten._ctc_loss.Tensor,
+    aten._ctc_loss_backward.default,
+    aten._ctc_loss_backward.Tensor,
 }
 COPIES = {"aten::copy_", "aten::_foreach_copy_"}
 TOGETHER = {
@@ -121,6 +125,10 @@ class Sides(Recorder):
         sides = [GPU if owns(one) else CPU for one in tensors]
         if GPU in sides:
             if CPU in sides and func._schema.name in TOGETHER:
+                if all(
+                    side == CPU or not one.dim() for side, one in zip(sides, tensors, strict=True)
+                ):
+                    return CPU  # a number that C++ code made on `meta`
                 together(tensors, sides, str(func._schema.name))
             return sides[0] if func._schema.name in COPIES else GPU
         elsewhere = self.device.elsewhere

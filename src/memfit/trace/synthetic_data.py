@@ -46,14 +46,16 @@ class Source:
     def value(self, kind: str, row: int) -> Any:
         name, _, number = kind.partition(" ")
         half = self.tokens // 2
+        # What a row asks is the same in all of its columns
+        asked = " ".join(random.Random(row).choices(self.known, k=max(1, half)))
         makers: dict[str, Callable[[], Any]] = {
             "text": lambda: self.words(self.tokens),
             "sentence": lambda: self.words(min(SHORT, self.tokens)),
             "messages": lambda: [
-                {"role": "user", "content": self.words(half)},
+                {"role": "user", "content": asked},
                 {"role": "assistant", "content": self.words(half)},
             ],
-            "prompt": lambda: [{"role": "user", "content": self.words(half)}],
+            "prompt": lambda: [{"role": "user", "content": asked}],
             "answer": lambda: [{"role": "assistant", "content": self.words(half)}],
             "conversations": lambda: [
                 {"from": "human", "value": self.words(half)},

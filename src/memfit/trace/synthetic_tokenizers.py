@@ -67,12 +67,12 @@ AROUND = (  # the first special tokens that are there: before a text, after it
 )
 
 
-def made(name: str, part: str, recorder: Watcher) -> Any:
+def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     """A tokenizer for the config of `name`, or of a pipeline's part."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    encoder = part.replace("tokenizer", "text_encoder")
+    encoder = str(given.get("subfolder") or "").replace("tokenizer", "text_encoder")
     config = transformers.AutoConfig.from_pretrained(name, subfolder=encoder).get_text_config()
     special = KINDS.get(config.model_type, LLAMA)
     size = int(config.vocab_size)
@@ -88,12 +88,12 @@ def made(name: str, part: str, recorder: Watcher) -> Any:
             pair=pair if last else f"{single} $B:1",
             special_tokens=[(one, vocabulary[one]) for one in {first, last} if one],
         )
-    longest = getattr(config, "max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", None) or 512
+    chosen = {key: given[key] for key in CHOSEN if key in given}
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         unk_token="<unk>",
-        model_max_length=longest if special in (BERT, CLIP, ROBERTA) else 10**30,
-        **special,
+        **{"model_max_length": longest, **special, **chosen},
     )
     if special not in (BERT, CLIP, ROBERTA, T5):
         tokenizer.chat_template = CHAT
@@ -121,10 +121,10 @@ def changes(recorder: Watcher) -> dict[str, Change]:
             except Exception as bad:
                 if failures.missing_file(bad) is None:
                     raise
-                return made(str(name), str(given.get("subfolder") or ""), recorder)
+                return made(str(name), given, recorder)
             # transformers 5 makes an empty one without its files
             empty = len(found) < FEW and not os.path.exists(name)
-            return made(str(name), str(given.get("subfolder") or ""), recorder) if empty else found
+            return made(str(name), given, recorder) if empty else found
 
         return [(owner, "from_pretrained", classmethod(from_pretrained))]
 
@@ -150,6 +150,14 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     }
 
 
+CHOSEN = (  # of the arguments of `from_pretrained`
+    "model_max_length",
+    "padding_side",
+    "truncation_side",
+    "pad_token",
+    "eos_token",
+    "bos_token",
+)
 FEW = 100  # tokens of a vocabulary of special ones
 VOCABULARIES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277}
 
