@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.commands import command
 from memfit.defaults import assumed
-from memfit.errors import InputError, Problem, raise_errors
+from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job
 from memfit.strategy import Strategy
 from memfit.words import Ask, ask_from, cluster_of, gather, model_of
@@ -88,12 +88,12 @@ def card(
 
 
 def own_gpu() -> Cluster | None:
-    """This machine's, if it has one."""
+    """This machine's, if it has one and the driver can be asked."""
     from memfit.hardware import Cluster, auto_gpu
 
     try:
         return Cluster(gpu=auto_gpu())
-    except InputError:
+    except (InputError, MissingExtra):
         return None
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # each function imports what it needs, and no more
 T = TypeVar("T")
 PRODUCERS = ("formula", "trace")
 OUTPUT = ("format", "json", "explain")  # flags that say how an answer is written
+AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:g|gb|gib)", re.IGNORECASE)  # of memory, not a GPU
 JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
 
 
@@ -438,6 +440,8 @@ def cluster_of(gpu: str, memory: str) -> Cluster | None:
     from memfit.units import parse_bytes
 
     problems: list[Problem] = []
+    if amount := AMOUNT.fullmatch(gpu.strip()):  # `--gpu 24GB`: as cards are labelled
+        gpu, memory = "", memory or f"{amount[1]}GiB"
     size = gather(problems, lambda: 0, lambda: parse_bytes(memory, where="memory") if memory else 0)
     found: Cluster | None = None
     if gpu:

@@ -7,10 +7,12 @@ import pytest
 
 from memfit.cli import main
 from memfit.cli_card import routed
+from memfit.errors import MissingExtra
 from memfit.plan.card import Card, Shelf, Smallests
 from memfit.plan.reverse import largest_batch, longest_seq
-from memfit.verb_card import card
+from memfit.verb_card import card, own_gpu
 from memfit.verbs import VERBS, question
+from memfit.words import cluster_of
 
 MODEL = "meta-llama/Llama-3.2-1B"
 
@@ -90,6 +92,24 @@ def test_a_family_on_a_mac() -> None:
     assert largest.name == "Qwen/Qwen3-14B"
     assert largest.answer is not None
     assert largest.answer.key == "Q4_K_M"
+
+
+def test_without_a_driver_to_ask_there_is_no_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even an error: the extra `measure` may be missing."""
+    import memfit.hardware
+
+    def missing() -> None:
+        raise MissingExtra("asking the driver", "measure")
+
+    monkeypatch.setattr(memfit.hardware, "auto_gpu", missing)
+    assert own_gpu() is None
+
+
+def test_an_amount_of_memory_is_no_gpu() -> None:
+    for text in ("24GB", "24 GiB", "24g"):
+        cluster = cluster_of(text, "")
+        assert cluster is not None
+        assert (cluster.gpu.id, cluster.gpu.memory) == ("custom", 24 * 2**30)
 
 
 def test_the_smallest_gpu_for_each_use() -> None:

@@ -337,7 +337,7 @@ def fused(way: Way) -> Way:
 
 def scored(way: Way, panels: Sequence[Panel], method: str) -> Score:
     """How much slower: the geometric mean over the cases in which it fits, each beside the quickest
-    of the same methods that fits there."""
+    of the same methods that fits there, without offload where it has none."""
     fits, ratios, shares = 0, [], []
     known = True
     for panel in panels:
@@ -346,7 +346,13 @@ def scored(way: Way, panels: Sequence[Panel], method: str) -> Score:
             continue
         fits += 1
         shares.append(mine.device / panel.usable)
-        alike = [one for one in panel.cells if one.fits and method in ("", one.way.method)]
+        alike = [
+            one
+            for one in panel.cells
+            if one.fits
+            and method in ("", one.way.method)
+            and (way.layout in OFFLOAD or one.way.layout not in OFFLOAD)
+        ]
         best = min((one.seconds for one in alike if one.seconds), default=None)
         if mine.seconds and best:
             ratios.append(math.log(mine.seconds / best))
