@@ -54,17 +54,27 @@ that allocates.
 BAND = """\
 ## The band
 
-An estimate's band holds nine tenths of what was measured on the device or as reserved, in runs
-described completely, with each source weighed alike: a question is about a machine that memfit
-never saw, so that sources are exchangeable, not their cases. It widens what the allocator and the
-context leave open anyway. Coverage is of what a band never saw: for each source in turn, the ends
-are computed from all others. Four cases in five are of one source, fms-acceleration, so that the
-count over cases is that source's: what the others are off is less than what it is, and ends that
-held every single case of theirs would hold no more of all cases than the last line says, as long
-as ends are shares of what memfit says. Ends in bytes hold more (the wider of both 86 % of cases
-and 94 over sources), and add 4 GiB to every job, however small: they are not taken. What brings
-the count up is to find out what fms' reserved memory is made of ([the log](log.md)).
+An estimate's band is to hold nine tenths of what is measured on the device or as reserved, with
+each source weighed alike: a question is about a machine that memfit never saw, so that sources are
+exchangeable, not their cases. Its ends leave out the outermost {tail} % of published runs that are
+described completely, on each side. Coverage is of what a band never saw: for each source in turn,
+the ends are computed from all others. Four cases in five are of one source, fms-acceleration, so
+that the count over cases is that source's: what the others are off is less than what it is, and
+ends that held every single case of theirs would hold no more of all cases than the last line says,
+as long as ends are shares of what memfit says. Ends in bytes hold more (the wider of both 86 % of
+cases and 94 over sources), and add 4 GiB to every job, however small: they are not taken. What
+brings the count up is to find out what fms' reserved memory is made of ([the log](log.md)).
 """
+REGIMES = """\
+## The band by regime
+
+A regime is what a figure is about. left out: the mean over sources of the share of their cases
+that the others' ends hold; inside: the share of all cases within the ends that all sources
+give; width: the middle width of the band, of what is predicted. Fewer than {sources} sources or
+{cases} cases are no evidence for a regime, and an answer says so. Live bytes have ends of their
+own; an answer's band is about the device.
+"""
+REGIME_HEAD = ("regime", "cases", "sources", "left out %", "inside %", "width %", "evidence")
 SERVING = """\
 ## Start-up logs of serving engines
 
@@ -146,6 +156,7 @@ def residuals(data: dict[str, Any]) -> list[list[Any]]:
         "least",
         "most",
         "lengths_vary",
+        "gpus",
     )
     return [[one[name] for name in names] for one in data["outcomes"] if one["measured"]]
 
@@ -408,6 +419,21 @@ def shares(data: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def regimes(rows: list[list[Any]]) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.regime,
+            str(one.cases),
+            str(one.sources),
+            "" if one.left_out is None else report.share(one.left_out, 0),
+            report.share(one.inside, 0),
+            report.share(one.width),
+            "enough" if one.enough else "too little",
+        )
+        for one in band.by_regime([band.Residual(*row) for row in rows])
+    ]
+
+
 def coverage(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     found = band.coverage([band.Residual(*row) for row in rows])
     return [
@@ -460,7 +486,16 @@ def page(data: dict[str, Any]) -> Iterator[str]:
         ),
         (SERVING, report.SERVED_HEAD, report.served_rows(data["serving"])),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
-        (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),
+        (
+            REGIMES.format(sources=band.ENOUGH_SOURCES, cases=band.ENOUGH_CASES),
+            REGIME_HEAD,
+            regimes(rows),
+        ),
+        (
+            BAND.format(tail=report.share(band.TAIL)),
+            ("source left out", "cases", "covered %", "from %", "to %"),
+            coverage(rows),
+        ),
         (ANSWERED, report.TASK_HEAD, tasks(data)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), shares(data)),
         (

@@ -12,11 +12,13 @@ from memfit.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """The `device` figure lies in here; `origin` says what that claim rests on."""
+    """The `device` figure lies in here; `origin` says what that claim rests on. `least`: bytes that
+    no allocator falls short of, by which a GPU is too small for certain."""
 
     low: int
     high: int
     origin: str
+    least: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

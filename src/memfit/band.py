@@ -4,17 +4,19 @@ says of them.
 A question is about a machine and a software that memfit never saw, so sources are what may be
 exchanged, not cases: each source's distribution weighs the same, and the band is read off their
 mean (pooled distributions: Dunn, Wasserman and Ramdas, arXiv 1809.07441; for fewer than 19 sources
-their correction for few samples would make it endless, and is left out). What is compared is what
-the band is about: counters that see what the allocator holds, or the device. `residuals.json` is
-written by `tools/accuracy.py` from published figures; a line is a case: what it is, bytes measured,
-bytes predicted.
+their correction for few samples would make it endless, and is left out). A regime is what a figure
+is about: a counter, one GPU or several, batches of one length or of varying ones. What an answer's
+band rests on are counters that see what the allocator holds, or the device, over batches of one
+length. `residuals.json` is written by `tools/accuracy.py` from published figures; a line is a case:
+what it is, bytes measured, bytes predicted.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +24,11 @@ from typing import NamedTuple
 from memfit.lazy_dataclass import dataclass
 
 TABLE = Path(__file__).with_name("residuals.json")
-COVERED = 0.9  # of what was measured lies within
+COVERED = 0.9  # of what was measured lies within, where a source had no say in the band
+# What the ends leave out on each side, on the mean over sources. Fitted: the most with which the
+# sources of every regime are covered in 85 % and more by ends that the others give.
+TAIL = 0.026
+ENOUGH_SOURCES, ENOUGH_CASES = 3, 40  # fewer are no evidence for a regime
 EACH, EVERY = "all, averaged over sources", "all, averaged over cases"
 WIDEST = "all cases, were the ends the others' extremes"
 DEVICE = (
@@ -30,6 +36,27 @@ DEVICE = (
     "nvidia-smi",
     "peak_allocated_plus_context",
 )  # counters that see more than live tensors
+
+
+COUNTERS = {
+    "peak_reserved": "reserved",
+    "nvidia-smi": "device",
+    "peak_allocated_plus_context": "device",
+    "weights": "",  # a part, no counter
+    "peak_unspecified": "",
+}
+
+
+class Regime(NamedTuple):
+    """What a figure is about."""
+
+    counter: str  # live, reserved or device
+    several: bool = False  # GPUs
+    varies: bool = False  # the length of batches
+
+    def __str__(self) -> str:
+        gpus = "several GPUs" if self.several else "one GPU"
+        return f"{self.counter}, {gpus}, {'varying lengths' if self.varies else 'one length'}"
 
 
 class Residual(NamedTuple):
@@ -47,27 +74,45 @@ class Residual(NamedTuple):
     least: int
     most: int
     lengths_vary: bool = False
+    gpus: int = 1
+
+    @property
+    def regime(self) -> Regime:
+        counter = COUNTERS.get(self.metric, "live")
+        return Regime(counter, self.gpus > 1, self.lengths_vary)
+
+    @property
+    def sound(self) -> bool:
+        """Of a run that is described completely."""
+        return self.confidence == "high" and self.measured > 0 < self.least
 
     @property
     def counts(self) -> bool:
         """Runs that are described completely, with batches of one length, as an estimate assumes
         them: other cases say as much about what was not published as about memfit."""
-        sound = self.measured > 0 < self.least and not self.lengths_vary
-        return self.confidence == "high" and self.metric in DEVICE and sound
+        return self.sound and not self.lengths_vary and self.metric in DEVICE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of what was measured, nine tenths were between `low` times the least and `high` times the
-    most that memfit says."""
+    """What was measured was at least `low` times what memfit predicts and `floor` times the least
+    that it says, and at most `high` times the most."""
 
     low: float
     high: float
+    floor: float
     cases: int
     sources: int
 
     def holds(self, one: Residual) -> bool:
-        return self.low * one.least <= one.measured <= self.high * one.most
+        return self.least(one) <= one.measured <= self.high * one.most
+
+    def least(self, one: Residual) -> float:
+        return max(self.low * one.predicted, self.floor * one.least)
+
+    def width(self, one: Residual) -> float:
+        """Of the band around a case, as a share of what is predicted."""
+        return (self.high * one.most - self.least(one)) / one.predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +157,39 @@ def exceeding(ratio: float) -> float:
     return sum(weight for measured, weight in ratios() if measured > ratio)
 
 
+@lru_cache(maxsize=16)
+def evidence(regime: Regime) -> tuple[int, int]:
+    """Cases and sources of exactly this regime."""
+    own = [one for one in residuals() if one.sound and one.regime == regime]
+    return len(own), len({one.source for one in own})
+
+
+@lru_cache(maxsize=16)
+def spread_of(regime: Regime) -> Spread:
+    """What an answer's band is made of. Batches of varying lengths reach as far as published ones
+    did, which are few."""
+    said = spread()
+    if not regime.varies:
+        return said
+    varied = [
+        one for one in residuals() if one.sound and one.regime.varies and one.metric in DEVICE
+    ]
+    return replace(said, high=max(said.high, ends(varied)[1])) if varied else said
+
+
 def of(known: Iterable[Residual]) -> Spread:
-    usable = [one for one in known if one.counts]
+    return read_off([one for one in known if one.counts])
+
+
+def read_off(usable: Sequence[Residual]) -> Spread:
     low, high = ends(usable)
+    below = sorted((one.measured / one.least, weight) for one, weight in weighed(usable))
     return Spread(
-        low=low, high=high, cases=len(usable), sources=len({one.source for one in usable})
+        low=low,
+        high=high,
+        floor=min(1.0, reached(below, TAIL)),
+        cases=len(usable),
+        sources=len({one.source for one in usable}),
     )
 
 
@@ -127,21 +200,27 @@ def widest(known: Sequence[Residual]) -> Spread:
         max(one.measured / one.most for one in known),
     )
     return Spread(
-        low=min(1.0, low),
+        low=0.0,
         high=max(1.0, high),
+        floor=min(1.0, low),
         cases=len(known),
         sources=len({one.source for one in known}),
     )
 
 
+def weighed(chosen: Sequence[Residual]) -> list[tuple[Residual, float]]:
+    """Each case with its weight: sources weigh the same, and all weights sum to 1."""
+    each = Counter(one.source for one in chosen)
+    return [(one, 1 / each[one.source] / len(each)) for one in chosen]
+
+
 def ends(chosen: Sequence[Residual]) -> tuple[float, float]:
-    """The 5 % point of measured to least, and the 95 % point of measured to most, of the mean over
-    sources of their distributions; never beyond what memfit says itself."""
-    each = {source: 1 / count for source, count in Counter(one.source for one in chosen).items()}
-    tail = (1 - COVERED) / 2 * len(each)
-    below = sorted((one.measured / one.least, each[one.source]) for one in chosen)
-    above = sorted(((one.measured / one.most, each[one.source]) for one in chosen), reverse=True)
-    return min(1.0, reached(below, tail)), max(1.0, reached(above, tail))
+    """How far below what is predicted, and above the most that is said, measured figures lie, but
+    for a tail on each side; never beyond what memfit says itself."""
+    with_weight = weighed(chosen)
+    below = sorted((one.measured / one.predicted, weight) for one, weight in with_weight)
+    above = sorted(((one.measured / one.most, weight) for one, weight in with_weight), reverse=True)
+    return min(1.0, reached(below, TAIL)), max(1.0, reached(above, TAIL))
 
 
 def reached(ordered: Sequence[tuple[float, float]], wanted: float) -> float:
@@ -194,6 +273,68 @@ def coverage(known: Sequence[Residual]) -> dict[str, Coverage]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class RegimeCoverage:
+    """Of a regime. `left_out`: the mean over its sources of the share that the others' ends hold;
+    `inside`: the share of its cases that all ends hold; `width`: the middle width of the band."""
+
+    regime: str
+    cases: int
+    sources: int
+    left_out: float | None
+    inside: float
+    width: float
+
+    @property
+    def enough(self) -> bool:
+        return self.sources >= ENOUGH_SOURCES and self.cases >= ENOUGH_CASES
+
+
+def by_regime(known: Sequence[Residual]) -> list[RegimeCoverage]:
+    """Live bytes have ends of their own; reserved and device memory share theirs, since the
+    context between them has a range already."""
+    sound = [one for one in known if one.sound and one.regime.counter]
+    live = [one for one in sound if one.regime.counter == "live" and not one.lengths_vary]
+    held = [one for one in sound if one.counts]
+    lines = []
+    for title, chosen in regimes(sound):
+        pool = live if all(one.regime.counter == "live" for one in chosen) else held
+        lines.append(covered_regime(title, chosen, pool))
+    return lines
+
+
+def regimes(sound: Sequence[Residual]) -> Iterator[tuple[str, list[Residual]]]:
+    """Each regime, and reserved and device memory together."""
+    for regime in sorted({one.regime for one in sound}):
+        yield str(regime), [one for one in sound if one.regime == regime]
+    for several in (False, True):
+        both = [one for one in sound if one.counts and one.regime.several == several]
+        if both:
+            gpus = "several GPUs" if several else "one GPU"
+            yield f"reserved or device, {gpus}, one length", both
+
+
+def covered_regime(
+    title: str, chosen: Sequence[Residual], pool: Sequence[Residual]
+) -> RegimeCoverage:
+    shares = []
+    for source in sorted({one.source for one in chosen}):
+        others = [one for one in pool if one.source != source]
+        mine = [one for one in chosen if one.source == source]
+        if others:
+            said = read_off(others)
+            shares.append(sum(said.holds(one) for one in mine) / len(mine))
+    every = read_off(pool)
+    return RegimeCoverage(
+        regime=title,
+        cases=len(chosen),
+        sources=len({one.source for one in chosen}),
+        left_out=sum(shares) / len(shares) if shares else None,
+        inside=sum(every.holds(one) for one in chosen) / len(chosen),
+        width=sorted(every.width(one) for one in chosen)[len(chosen) // 2],
+    )
+
+
 __all__ = [
     "DEVICE",
     "EACH",
@@ -201,12 +342,17 @@ __all__ = [
     "TABLE",
     "WIDEST",
     "Coverage",
+    "Regime",
+    "RegimeCoverage",
     "Residual",
     "Spread",
+    "by_regime",
     "coverage",
+    "evidence",
     "exceeding",
     "of",
     "ratios",
     "residuals",
     "spread",
+    "spread_of",
 ]

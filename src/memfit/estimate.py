@@ -23,7 +23,15 @@ from memfit.answers import (
     Way,
     WholeRun,
 )
-from memfit.band import spread
+from memfit.band import (
+    ENOUGH_CASES,
+    ENOUGH_SOURCES,
+    Regime,
+    Spread,
+    evidence,
+    spread,
+    spread_of,
+)
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import (
@@ -298,13 +306,15 @@ def _of_rank(
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
-    band = _band(found, outside, limited)
+    regime = _regime(job, place)
+    band = _band(found, outside, limited, regime)
     verdict = _verdict(band, room, limited)
     program, notes = _marked(model, job, gpu, strategy)
     known = _parameters(
         _marked(model, job, gpu)[0] if strategy else program, tape, total
     )  # of the whole model
-    advice = _advice(tape, job, found, (band, room, verdict), spread().high) if precise else ()
+    off = spread_of(regime).high
+    advice = _advice(tape, job, found, (band, room, verdict), off) if precise else ()
     return Estimate(
         model=model,
         job=job,
@@ -370,7 +380,9 @@ def _beyond(
     _, _, found = _simulated(model, job, place, producer, precise)
     (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
     return (
-        _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
+        _band(found, outside, None, _regime(job, place)).high - low
+        if precise
+        else found.allocated + outside.low - high
     )
 
 
@@ -492,36 +504,58 @@ def _total(settings: Settings, gpu: GPU | None) -> int | None:
     return gpu.memory
 
 
-def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
-    """Below, the allocator may give back all that it caches; above, it keeps it. Both ends move by
-    as much as published cases were off."""
-    said = spread()
-    low = round(said.low * found.allocated) + outside.low
-    off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
-    origin = (
-        f"90 % of {said.cases} published peaks ({said.sources} sources, weighted "
-        f"equally) are {off} from the prediction"
-    )
+def _regime(job: Job, place: Place) -> Regime:
+    """What published figures an answer is compared with."""
+    cluster, strategy = place
+    counter = "reserved" if cluster is None else "device"
+    return Regime(counter, strategy.ranks > 1, job.longest > job.seq)
+
+
+def _band(found: Memory, outside: Span, limited: Replay | None, regime: Regime) -> Band:
+    """Below, figures were some per cent less than predicted, but the allocator cannot give back
+    what is live; above, it keeps what it caches. Both ends move by as much as published cases were
+    off."""
+    said = spread_of(regime)
+    least = round(said.floor * found.allocated) + outside.low
+    origin = _origin(said, regime)
     if found.reserved is None:
         passing = sum(found.parts.get(part, 0) for part in PASSING)
-        high = _reach(found, outside.high) + passing // 4
+        high = round(said.high * found.allocated) + outside.high + passing // 4
         return Band(
-            low=low,
+            low=least,
             high=high,
+            least=least,
             origin=(f"{origin}; plus a quarter of the temporary memory for allocator gaps"),
         )
     held = found.reserved if limited is None or limited.oom else limited.peak_reserved
+    predicted = held + (outside.low + outside.high) // 2
     return Band(
-        low=low,
+        low=max(least, round(said.low * predicted)),
         high=round(said.high * max(held, found.reserved)) + outside.high,
+        least=least,
         origin=f"{origin}; and the context's own range",
     )
+
+
+def _origin(said: Spread, regime: Regime) -> str:
+    """What the band rests on, and whether that is evidence for a figure like this one."""
+    off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
+    cases, sources = evidence(regime)
+    words = (
+        f"90 % of {said.cases} published peaks ({said.sources} sources, weighted "
+        f"equally) are {off} from the prediction"
+    )
+    if cases >= ENOUGH_CASES and sources >= ENOUGH_SOURCES:
+        return words
+    count = "1 source" if sources == 1 else f"{sources} sources"
+    known = f"{cases} of {count}" if cases else "none"
+    return f"{words}; published runs of this kind ({regime}): {known}"
 
 
 def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:
     if room is None:
         return None
-    if band.low > room[1] or (limited is not None and limited.oom is not None):
+    if band.least > room[1] or (limited is not None and limited.oom is not None):
         return "no"
     return "fits" if band.high <= room[0] else "tight"
 
@@ -545,9 +579,7 @@ def _advice(
         return ()
 
     def without(saved: int) -> str | None:
-        return _verdict(
-            Band(low=band.low, high=band.high - round(off * saved), origin=band.origin), room, None
-        )
+        return _verdict(dataclasses.replace(band, high=band.high - round(off * saved)), room, None)
 
     if without(found.reserved - found.allocated) == verdict:  # the most that could be saved
         return ()

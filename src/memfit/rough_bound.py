@@ -48,7 +48,8 @@ def bound(
     outside = (one.context.low + one.nccl.low, one.context.high + one.nccl.high)
     passing = sum(most.parts.get(part, 0) for part in PASSING)
     band = Band(
-        low=round(said.low * least.allocated) + outside[0],
+        low=round(said.floor * least.allocated) + outside[0],
+        least=round(said.floor * least.allocated) + outside[0],
         high=round(said.high * most.allocated) + outside[1] + passing // 4,
         origin=f"from the least to the most of {len(sized)} families with these sizes",
     )

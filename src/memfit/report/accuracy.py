@@ -531,8 +531,8 @@ FIELDS = (
         "outcomes",
         "list",
         (
-            "each case: `measured`, `predicted`, `error`, `lengths_vary`, `parts`, `moment`, "
-            "`technique`, `baselines`, `traced`, `seconds`, `notes`, `cause`"
+            "each case: `measured`, `predicted`, `error`, `lengths_vary`, `gpus`, `parts`, "
+            "`moment`, `technique`, `baselines`, `traced`, `seconds`, `notes`, `cause`"
         ),
     ),
     (
@@ -674,6 +674,7 @@ def outcome(one: Outcome) -> dict[str, Any]:
         "metric": case.metric,
         "confidence": case.confidence,
         "lengths_vary": case.lengths_vary,
+        "gpus": case.strategy.ranks,
         "measured": case.value,
         "predicted": one.predicted,
         "least": one.least,
