@@ -58,13 +58,14 @@ class Given:
 class Walker:
     """`found`: an estimate of the job on the rank that needs the most; `top`: its longest batch."""
 
-    def __init__(self, found: Estimate, job: Job, top: int) -> None:
+    def __init__(self, found: Estimate, job: Job, top: int, multiple: int = 1) -> None:
         self.found, self.job, self.top = found, dataclasses.replace(job, longest=0), top
-        self.quantum = max(1, -(-top // SHAPES))
+        self.quantum = round_up(max(1, -(-top // SHAPES)), multiple)
+        self.multiple = multiple
         # Blocks that live from step to step are known only to a tape that is cut as a whole
         self.whole = job.keep_outputs or job.zero_grad != "after_step"
         self.cuts = cache(self._cut)
-        self.live = interpolated(self._live, top)
+        self.live = interpolated(self._live, top, multiple)
 
     def shape(self, tokens: int) -> int:
         return min(self.top, round_up(tokens, self.quantum))
@@ -108,15 +109,17 @@ class Walker:
         longest."""
         if self.found.cluster is None or self.seconds(self.top) is None:
             return None
-        each = interpolated(lambda tokens: self.seconds(tokens) or 0.0, self.top)
+        each = interpolated(lambda tokens: self.seconds(tokens) or 0.0, self.top, self.multiple)
         if ranks > 1:
             return sum(map(each, made.longest))
         return sum(sum(map(each, lengths)) / len(lengths) for lengths in made.steps)
 
 
-def interpolated(value: Callable[[int], float], top: int) -> Callable[[int], float]:
+def interpolated(value: Callable[[int], float], top: int, multiple: int) -> Callable[[int], float]:
     """Straight lines between the values at some lengths, which are worked out when first needed."""
-    places = sorted({max(1, top * number // GRID) for number in range(1, GRID + 1)})
+    places = sorted(
+        {round_up(max(1, top * number // GRID), multiple) for number in range(1, GRID + 1)}
+    )
     known = cache(value)
 
     def between(tokens: int) -> float:

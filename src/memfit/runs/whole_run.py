@@ -22,7 +22,7 @@ REPLICATED = ("ddp",)  # layouts in which a rank has all weights and states
 def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
     """`found`: the estimate of the run's usual and longest batch, on the rank that needs the most;
     `job` has the length at which texts are cut."""
-    walker = Walker(found, job, given.top)
+    walker = Walker(found, job, given.top, given.sampling.multiple)
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
     made = batches(given.lengths.tokens, given.sampling, given.count, given.seed)
     course = walker.course(made, given.evaluate_every)
