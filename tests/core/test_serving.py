@@ -221,6 +221,30 @@ def test_weights_of_every_family_are_whole() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+        "databricks/dbrx-instruct",
+        "tencent/Hunyuan-A13B-Instruct",
+        "baichuan-inc/Baichuan2-13B-Base",
+        "inceptionai/Jais-2-8B-Chat",
+        "ai21labs/AI21-Jamba-Mini-1.5",
+        "ibm-granite/granite-4.0-h-small",
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+        "zai-org/GLM-5",
+        "zai-org/GLM-5.2",
+    ],
+)
+def test_outlines_have_all_parameters(name: str) -> None:
+    source = from_catalog(name)
+    model = subject_from(source).model
+    assert model is not None
+    towers = sum(weight.count for weight in model.towers)
+    assert model.parameters == source.parameters
+    assert towers < 0.01 * model.parameters
+
+
+@pytest.mark.parametrize(
     ("name", "token", "states"),
     [
         # latents of 576 numbers in 16 bits, and 132 bytes of the indexer, in each of 61 layers

@@ -26,6 +26,7 @@ from memfit.model.modules import (
     Weight,
 )
 from memfit.serving.hybrids import HYBRIDS
+from memfit.serving.more_models import MORE
 from memfit.serving.parts import (
     Indexer,
     Recurrent,
@@ -46,6 +47,8 @@ SAME_TEXT = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "kimi_k2": "deepseek_v3",
+    "glm4v_text": "glm4",
+    "iquestcoder": "llama",
 }
 INNER = ("text_config", "llm_config", "language_config")
 TOWER = "towers"
@@ -217,6 +220,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     "deepseek_v32": indexed,
     "glm_moe_dsa": indexed,
     **HYBRIDS,
+    **MORE,
 }
 
 __all__ = ["outline"]

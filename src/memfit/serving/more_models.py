@@ -1,0 +1,131 @@
+"""Outlines of more models that engines serve: Llama 4, DBRX, Hunyuan-MoE, Baichuan, Jais 2.
+
+Sizes are those of transformers 5.23 (modeling_llama4.py, modeling_dbrx.py, modeling_jais2.py) and
+of the code that ships with the checkpoints (modeling_hunyuan.py, modeling_baichuan.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memfit.model.modules import MLP, Attention, Layer, Linear, Model, MoE
+from memfit.serving.parts import decoder, gated, heads_of, layer, norm
+
+Config = Mapping[str, Any]
+
+
+def attention(config: Config, *, normed: bool = False) -> Attention:
+    """Attention by the usual names of a config."""
+    heads = int(config["num_attention_heads"])
+    pairs = int(config.get("num_key_value_heads") or heads)
+    size = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    made = heads_of(config, heads, pairs, size)
+    return made if normed else replace(made, q_norm=None, k_norm=None)
+
+
+def llama4(config: Config) -> Model:
+    """Llama 4: every so many layers a mixture with a shared expert. Three layers in four attend
+    within chunks; vLLM caches them in full unless told otherwise
+    (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE), and so does SGLang."""
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    step = int(config.get("interleave_moe_layer_step") or 1)
+    experts = MoE(
+        name="feed_forward",
+        experts=int(config["num_local_experts"]),
+        active=int(config["num_experts_per_tok"]),
+        inputs=width,
+        width=inner,
+        shared=gated(width, inner, "feed_forward.shared_expert"),
+    )
+    dense = gated(width, int(config["intermediate_size_mlp"]), "feed_forward")
+    full = attention(config)
+    return decoder(
+        config,
+        [
+            layer(full, dense if (index + 1) % step else experts, width)
+            for index in range(int(config["num_hidden_layers"]))
+        ],
+    )
+
+
+def dbrx(config: Config) -> Model:
+    """DBRX: a mixture in every layer."""
+    inner, outer = config["ffn_config"], config["attn_config"]
+    width = int(config["d_model"])
+    common = {
+        **config,
+        "hidden_size": width,
+        "num_hidden_layers": int(config["n_layers"]),
+        "num_attention_heads": int(config["n_heads"]),
+        "num_key_value_heads": int(outer["kv_n_heads"]),
+        "max_position_embeddings": int(config["max_seq_len"]),
+    }
+    experts = MoE(
+        name="ffn",
+        experts=int(inner["moe_num_experts"]),
+        active=int(inner["moe_top_k"]),
+        inputs=width,
+        width=int(inner["ffn_hidden_size"]),
+    )
+    return decoder(common, [layer(attention(common), experts, width)] * int(config["n_layers"]))
+
+
+def hunyuan(config: Config) -> Model:
+    """Hunyuan-MoE: a mixture with a shared expert in every layer, norms on queries and keys."""
+    width, inner = int(config["hidden_size"]), int(config["moe_intermediate_size"])
+    shared = int(config.get("num_shared_expert") or 0) * inner
+    experts = MoE(
+        name="mlp",
+        experts=int(config["num_experts"]),
+        active=int(config["moe_topk"]),
+        inputs=width,
+        width=inner,
+        shared=gated(width, shared, "mlp.shared_mlp") if shared else None,
+    )
+    full = attention(config, normed=bool(config.get("use_qk_norm")))
+    return decoder(config, [layer(full, experts, width)] * int(config["num_hidden_layers"]))
+
+
+def baichuan(config: Config) -> Model:
+    """Baichuan 2: Llama's layers; the 13B has no rotary positions."""
+    width = int(config["hidden_size"])
+    length = config.get("max_position_embeddings") or config.get("model_max_length") or 4096
+    full = attention(config)
+    if "max_position_embeddings" not in config:
+        full = replace(full, rotary=0)
+    dense = gated(width, int(config["intermediate_size"]))
+    common = {**config, "max_position_embeddings": length}
+    return decoder(common, [layer(full, dense, width)] * int(config["num_hidden_layers"]))
+
+
+def jais2(config: Config) -> Model:
+    """Jais 2: biases everywhere, a feed-forward without a gate."""
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    bias = bool(config.get("mlp_bias"))
+    dense = MLP(
+        name="mlp",
+        up=Linear(name="mlp.up_proj", inputs=width, outputs=inner, bias=bias),
+        down=Linear(name="mlp.down_proj", inputs=inner, outputs=width, bias=bias),
+        style="plain",
+    )
+    made = layer(attention(config), dense, width)
+    names = ("input_layernorm", "post_attention_layernorm")
+    both = tuple(  # a norm has a bias, too
+        replace(one, norm=norm(name, 2 * width))
+        for one, name in zip(made.blocks, names, strict=True)
+    )
+    model = decoder(config, [Layer(blocks=both)] * int(config["num_hidden_layers"]))
+    return replace(model, final=(norm("model.norm", 2 * width),))
+
+
+MORE: dict[str, Callable[[Config], Model]] = {
+    "llama4_text": llama4,
+    "dbrx": dbrx,
+    "hunyuan_v1_moe": hunyuan,
+    "baichuan": baichuan,
+    "jais2": jais2,
+}
+
+__all__ = ["MORE"]
