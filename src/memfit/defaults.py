@@ -64,6 +64,7 @@ WHOLE = {"full": {"precision": f"autocast-{HALF}"}, "freeze": {"precision": f"au
 # The tokenizers of BERT, RoBERTa and T5 cut there (transformers 5.23 documentation, guides to
 # text and token classification: `truncation=True`).
 TOKENS = 512
+ANSWER = 128  # tokens of a summary (transformers 5.23 run_summarization.py `max_target_length`)
 ENCODERS = frozenset(
     {"classification", "token-classification", "question-answering", "masked-lm", "seq2seq-lm"}
 )
@@ -201,6 +202,9 @@ def of_encoder(values: Mapping[str, Any], config: Mapping[str, Any], task: str) 
     found: dict[str, Any] = {}
     if str(values.get("head", "auto")) == "auto":
         found["head"] = usual_head(config, heads, task)
+    head = str(found.get("head", values.get("head")))
+    if head == "seq2seq-lm" and task != "inference" and "target_seq" not in values:
+        found["target_seq"] = ANSWER
     if "seq" not in values:
         positions = config.get("max_position_embeddings")
         known = positions if isinstance(positions, int) and 0 < positions < TOKENS else TOKENS

@@ -36,6 +36,7 @@ IGNORED = {
     "topk_group",
     "num_nextn_predict_layers",
     "eos_token_id",
+    "decoder_start_token_id",
     "bos_token_id",
     "n_ctx",
     "seq_length",
@@ -116,9 +117,13 @@ def test_sizes_in_range(value: int) -> None:
     """Each family has a width, a number of layers and a vocabulary, under whatever names."""
     for model_type, examples in BY_TYPE.items():
         found = {path[-1] for example in examples for path in blamed_alone(example, value)}
-        assert len(found & {"num_hidden_layers", "n_layer", "num_layers", "n_layers"}) >= 1, (
-            model_type
-        )
+        assert found & {
+            "num_hidden_layers",
+            "n_layer",
+            "num_layers",
+            "n_layers",
+            "encoder_layers",
+        }, model_type
         assert len(found & {"hidden_size", "n_embd", "n_embed", "d_model", "dim"}) >= 1, model_type
 
 

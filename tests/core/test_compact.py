@@ -195,7 +195,7 @@ def numbered(events: tuple[Event, ...]) -> list[Event]:
 def written_out(model: Model, job: Job) -> tuple[Event, ...] | None:
     events, spans, program = whole(walked(model, job))
     assert spans
-    return expanded(events, spans, program.entries, model.prefix)
+    return expanded(events, spans, program.entries, model.path)
 
 
 @pytest.mark.parametrize(

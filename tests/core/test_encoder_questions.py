@@ -40,3 +40,15 @@ def test_adapters_leave_the_classifier_trained_whole() -> None:
 def test_labels_of_a_language_model_are_refused() -> None:
     with pytest.raises(InputError, match="has no labels"):
         estimate("llama-3.2-1b", gpu="t4", labels=3)
+
+
+def test_a_decoder_answers_with_128_tokens() -> None:
+    found = estimate("t5-base", gpu="rtx-3090")
+    assert found.source == "formula"
+    assert (found.job.head, found.job.seq, found.job.target_seq) == ("seq2seq-lm", 512, 128)
+    assert found.parameters.total == 222_903_552
+
+
+def test_a_decoder_behind_an_encoder_alone_is_refused() -> None:
+    with pytest.raises(InputError, match="with a decoder"):
+        estimate(BERT, gpu="t4", target_seq=64, by="formula")

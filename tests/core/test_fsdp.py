@@ -222,7 +222,7 @@ def test_one_layer_stands_for_all(
     assert long is not None
     (events, spans, program), flat = short, long.events
     assert spans
-    written = expanded(events, spans, program.entries, model.prefix)
+    written = expanded(events, spans, program.entries, model.path)
     if written is not None:  # else every layer is walked
         assert numbered(written) == numbered(flat)
     one, other = (

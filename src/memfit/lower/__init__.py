@@ -114,7 +114,7 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
         once(
             (found.events,),
             "flat",
-            lambda: expanded(found.events, found.repeats, found.program.entries, model.prefix),
+            lambda: expanded(found.events, found.repeats, found.program.entries, model.path),
             lambda events: len(events or ()),
         )
         if found.repeats

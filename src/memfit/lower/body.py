@@ -261,9 +261,14 @@ class Body:
             )
         choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
         whole = self.programs.whole or ctx.torch < STOPS
-        return ctx.r.checkpoint(
+        given_to = own.shared
+        out = ctx.r.checkpoint(
             lambda given: replayable(run, given, entry, bound, own), x, choices, whole
         )
+        if own.shared is not given_to:  # what the layer made for others
+            ctx.shared = {**ctx.shared, **own.shared}
+            own.shared = given_to
+        return out
 
     def make_masks(self, ctx: Context, held: list[Tensor]) -> None:
         """For a static cache `generate` made them, and keeps them whatever the model makes of

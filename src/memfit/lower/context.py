@@ -60,6 +60,9 @@ class Context:
     shared: dict[str, Tensor] = field(
         default_factory=dict
     )  # what a captured start hands to every layer, by name
+    caches: list[Tensor] = field(
+        default_factory=list
+    )  # keys and values among a captured model's outputs
     inputs: tuple[Tensor, ...] = ()  # all that the model is given
     distances: Tensor | None = None  # added to the scores of every layer
     casts: dict[str, dict[int, Tensor]] = field(

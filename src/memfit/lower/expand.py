@@ -4,7 +4,7 @@ the answer is None, and they are walked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from memfit.lazy_dataclass import dataclass
@@ -12,6 +12,7 @@ from memfit.lower.layout_notice import Line, Notice
 from memfit.program import Entry
 from memfit.tape import Alloc, Comm, Compute, Free, Mark, Repeat
 
+Paths: TypeAlias = "Callable[[int], str]"  # a layer's path by its number
 Copies: TypeAlias = "list[int]"  # the numbers of one block of the middle layer, copy by copy
 
 
@@ -45,10 +46,10 @@ class Unclear(Exception):
 
 
 def expanded(
-    events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str
+    events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], path: Paths
 ) -> tuple[Line, ...] | None:
     try:
-        return tuple(Expansion(events, repeats, entries, prefix).run())
+        return tuple(Expansion(events, repeats, entries, path).run())
     except Unclear:
         return None
 
@@ -69,10 +70,10 @@ class Expansion:
         events: Sequence[Line],
         repeats: Sequence[Repeat],
         entries: Sequence[Entry],
-        prefix: str,
+        path: Paths,
     ) -> None:
-        self.events, self.repeats, self.prefix = events, repeats, prefix
-        self.groups = dict(grouped(entries, prefix))
+        self.events, self.repeats, self.path = events, repeats, path
+        self.groups = dict(grouped(entries, path))
         self.born: dict[int, Born] = {}
         self.blocks: dict[
             tuple[int, tuple[int, int], tuple[Any, ...]], list[int]
@@ -237,7 +238,7 @@ class Expansion:
                 fresh += 1
             elif type(event) is Mark:
                 own, group = self.groups[event.where]
-                old, here = event.where, f"{self.prefix}.{own + copy * group.period}"
+                old, here = event.where, self.path(own + copy * group.period)
                 add(new(Mark, (event[0], renamed(old), event[2])))
             elif type(event) is Compute:
                 op, flops, size, math, where, stream, kernels = event
@@ -289,7 +290,7 @@ def found(place: Copies | Given | None, copy: int) -> int:
     return number
 
 
-def grouped(entries: Sequence[Entry], prefix: str) -> Iterator[tuple[str, tuple[int, Group]]]:
+def grouped(entries: Sequence[Entry], path: Paths) -> Iterator[tuple[str, tuple[int, Group]]]:
     """The layers' paths, with their numbers and groups."""
     at = 0
     while at < len(entries):
@@ -297,7 +298,7 @@ def grouped(entries: Sequence[Entry], prefix: str) -> Iterator[tuple[str, tuple[
         if at + 2 * period < len(entries) and entries[at + period].times > 1:
             group = Group(entries[at].number, period, entries[at + period].times)
             for entry in entries[at : at + 3 * period]:
-                yield f"{prefix}.{entry.number}", (entry.number, group)
+                yield path(entry.number), (entry.number, group)
             at += 3 * period
         else:
             at += 1

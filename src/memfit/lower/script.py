@@ -122,7 +122,7 @@ class Player:
         teller.load(body)
         self.walk(r, folded, body, 0, tokens)
         found = repeats(r, folded)
-        events = expanded(tuple(r.events), found or (), folded.entries, folded.model.prefix)
+        events = expanded(tuple(r.events), found or (), folded.entries, folded.model.path)
         return Script(events or (), len(body.batch), r.standing_now)
 
     def leaf(self, place: Place) -> Tensor | None:

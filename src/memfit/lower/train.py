@@ -248,8 +248,10 @@ def forward_loss(
     wide = in_fp32(ctx, step)
     if program.job.keep_outputs and training:
         kept = ctx.returned[:] if not wide else [one for _, some in wide for one in some]
+        kept += ctx.caches
         replace_outputs(r, body, kept, None if len(wide) > 1 else ctx.cache, step)
     ctx.returned.clear()
+    ctx.caches.clear()
     if ctx.cache is not None and ctx.cache is not body.cache:
         forget(r, ctx.cache, step)
     release(r, wide, step, phase)

@@ -476,6 +476,7 @@ class Model:
     origin: str = ""
     graphs: Any = field(default=None, compare=False, repr=False)  # of captured pieces, by name
     whole: tuple[str, ...] = ()  # modules that PEFT trains whole beside adapters
+    casting: tuple[str, ...] = ()  # ends of linear layers whose input gets the weight's dtype
     paths: tuple[str, ...] = ()  # of the layers, where they lie in several lists
 
     def path(self, number: int) -> str:

@@ -49,8 +49,17 @@ QUESTIONS = {
     "cheapest_precision": "precision to go down to",
 }
 # The assumed options that decide most, in the order in which they are named.
-DECIDE = ("head", "batch", "seq", "checkpointing", "precision", "packing", "optimizer")
-OF_MODEL = {"head", "seq"}  # assumed for a model, whatever trains it
+DECIDE = (
+    "head",
+    "batch",
+    "seq",
+    "target_seq",
+    "checkpointing",
+    "precision",
+    "packing",
+    "optimizer",
+)
+OF_MODEL = {"head", "seq", "target_seq"}  # assumed for a model, whatever trains it
 MARGIN = 11
 LISTED = 3  # files
 COMMAND = "memfit estimate"

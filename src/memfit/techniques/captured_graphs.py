@@ -68,6 +68,10 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield f"with a head of kind `{job.head}`", "job.head"
     if not job.training and graphs.has("middle"):
         yield "for generation", "job.task"
+    if job.precision in graphs.row.refused:
+        yield f"in `{job.precision}`", "job.precision"
+    if job.target_seq and not graphs.row.pairs:
+        yield "with a decoder", "job.target_seq"
     if job.images:
         yield "with images", "job.images"
 

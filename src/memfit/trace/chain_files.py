@@ -18,10 +18,10 @@ from memfit.graph import Graph, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._chains import ChainRow, key_of
+from memfit.model.families._chains import CACHED, ENCODED, ChainRow, key_of
 from memfit.trace import samples
 from memfit.trace.capture import Run, forward_of
-from memfit.trace.chain_pieces import ENDS, MIDDLE, Chain, carried, chain_of, list_of
+from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
 from memfit.trace.graph_files import assumed, solved_shape
 from memfit.trace.samples import FLOATS
 from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
@@ -144,6 +144,7 @@ def graphs_of(
     """One graph a kind and one for each end; and which inputs of each take a gradient."""
     chain = chains[0]
     follow = carried(chain)
+    through = passed_on(chain, follow)
     found: dict[str, Graph] = {}
     shapes: dict[str, tuple[str, Any]] = {}
     passing: dict[str, frozenset[str]] = {}
@@ -152,6 +153,7 @@ def graphs_of(
         name = kinds.get(place, place)
         prefix = place if place in kinds else ""
         roles = {title: role_of(title, follow.get(place, ""), kinds) for title in piece.given}
+        roles |= {title: ENCODED for title in piece.given if title == through}
         leaving = leaving_of(chain, place, follow, kinds)
         own = frozenset(roles[one] for one in piece.given if one in trained) | {"x"}
         shape = shape_of(piece, prefix), sorted(roles.values()), sorted(leaving.values()), own
@@ -200,18 +202,32 @@ def leaving_of(
     for title, number in piece.left.items():
         if title in follow.values():
             found["x"] = number
-            if len(readers[title]) == 1:
+            if len(readers[title]) == 1 or title == passed_on(chain, follow):
                 continue
         found[role_of(title, "", kinds)] = number
+    if place in kinds:
+        found |= cached(piece, set(found.values()))
     for name, (at, number) in chain.results.items():
         if at == place and place == FINAL:
             found[name] = number
+        elif at == place and f"{at}:{number}" == passed_on(chain, follow):
+            continue
         elif at == place and number not in found.values():
             found[role_of(f"{place}:{number}", "", kinds)] = number
     repeated = list(kinds.values()).count(kinds.get(place, place)) > 1
-    if repeated and set(found) - {"x"}:
+    if repeated and any(name != "x" and not name.startswith(CACHED) for name in found):
         raise Refused(f"`{place}`, one of several layers alike, makes values that others read")
     return found
+
+
+def cached(piece: Piece, leaving: set[int]) -> dict[str, int]:
+    """What a layer makes and somebody else still has when the model returns: keys and values."""
+    outside = {*piece.given.values(), *leaving}
+    return {
+        f"{CACHED}{one.id}": one.id
+        for one in piece.values
+        if one.of is None and not one.gone and one.until is None and one.id not in outside
+    }
 
 
 def returned_of(chain: Chain, kinds: Mapping[str, str]) -> tuple[str, ...]:
@@ -221,8 +237,9 @@ def returned_of(chain: Chain, kinds: Mapping[str, str]) -> tuple[str, ...]:
     for name, (at, number) in chain.results.items():
         if name != "loss":
             title = f"{at}:{number}"
-            assert title not in follow.values() or at == MIDDLE
-            found.append(name if at == FINAL else role_of(title, "", kinds))
+            through = title == passed_on(chain, follow)
+            other = ENCODED if through else role_of(title, "", kinds)
+            found.append(name if at == FINAL else other)
     return tuple(found)
 
 

@@ -30,17 +30,32 @@ class Chain:
 
 
 def chain_of(run: Run) -> Chain:
+    """The pieces; where a loop keeps every layer's result until it is over, that is said once, and
+    not for each of them."""
+    found = cut(run, frozenset())
+    results = {f"{place}:{number}" for place, number in found.results.values()}
+    follow = set(carried(found).values()) - results
+    kept = {
+        title
+        for piece in found.pieces.values()
+        for title in piece.unread
+        if title in follow and title.rpartition(":")[0] not in ENDS
+    }
+    return cut(run, frozenset(kept)) if kept else found
+
+
+def cut(run: Run, ignored: frozenset[str]) -> Chain:
+    """The pieces, without what lets go of the ignored values."""
     builder = Builder(run, frozenset({MIDDLE, FINAL}))
     last = before = START
-    history = False
     for one, name in zip(run.log, segment_names(run.log), strict=True):
         if isinstance(one, int):
             owner = builder.root.get(one)
             own = owner is not None and owner[0] == last  # its variables go when it has returned
             builder.now = last if own and not builder.piece(name).calls else name
-            if owner is not None and owner[0] not in ENDS and builder.now in (MIDDLE, FINAL):
+            title = "" if owner is None else f"{owner[0]}:{owner[1]}"
+            if title in ignored or (owner is not None and owner[0] == before not in ENDS):
                 builder.now = ""  # what a loop over layers lets go when it is over
-                history |= owner[0] != before
             builder.freed(one)
         else:
             builder.call(one, name)
@@ -50,7 +65,7 @@ def chain_of(run: Run) -> Chain:
         place = builder.latest.get(key(ref)) or builder.root.get(ref.block)
         if place is not None:
             results[name] = place
-    return Chain(pieces=builder.finished(), results=results, history=history)
+    return Chain(pieces=builder.finished(), results=results, history=bool(ignored))
 
 
 def segment_names(log: Sequence[Call | int]) -> list[str]:
@@ -75,6 +90,13 @@ def segment_names(log: Sequence[Call | int]) -> list[str]:
     return found
 
 
+def passed_on(chain: Chain, follow: Mapping[str, str]) -> str:
+    """The encoder's result, where what stands between the lists does not touch it."""
+    title = follow.get(MIDDLE, "")
+    middle = chain.pieces.get(MIDDLE)
+    return "" if middle is None or title in middle.given else title
+
+
 def list_of(layer: str) -> str:
     return layer.rpartition(".")[0]
 
@@ -95,10 +117,12 @@ def carried(chain: Chain) -> dict[str, str]:
             for title in chain.pieces[name].given
             if title.rpartition(":")[0] == before and readers.get(title) == [name]
         ]
+        if name == MIDDLE and not own:  # the decoder's layers read it, and nothing before them
+            own = [title for title in readers if title.rpartition(":")[0] == before]
         if len(own) != 1:
             raise Refused(f"`{name}` takes {len(own)} values that `{before}` made for it alone")
         found[name] = own[0]
     return found
 
 
-__all__ = ["ENDS", "MIDDLE", "Chain", "carried", "chain_of", "list_of"]
+__all__ = ["ENDS", "MIDDLE", "Chain", "carried", "chain_of", "list_of", "passed_on"]

@@ -226,10 +226,11 @@ def efficient(call: Call, ctx: Context) -> Tensor:
     flops = arithmetic(call)
     traffic(r, "efficient_attention", call, flops, chosen)
     sizes = (batch, heads, queries, keys, head, value)
+    learned = (call.mask,) if call.mask is not None and call.mask.needs else ()
     return r.node(
         "efficient_attention",
         out,
-        (q, k, v),
+        (q, k, v, *learned),
         back_efficient,
         (q, k, v, out.detach(), lse, mask),
         (sizes, flops, ctx.capability),
@@ -252,11 +253,16 @@ def by_tokens(r: Recorder, shape: Shape, like: Tensor, op: str) -> Tensor:
 
 
 def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """dq, dk, dv beside row sums and the tiles' workspace."""
-    q, k, v, *_ = node.saved
+    """dq, dk, dv beside row sums and the tiles' workspace; that of a learned bias has rows of a
+    multiple of 16 (attention_backward.cu, torch 2.13), and is summed where it was broadcast."""
+    q, k, v, *_, mask = node.saved
     sizes, flops, capability = node.extra
     grads = [by_tokens(r, one.shape, one, "efficient_attention") for one in (q, k, v)]
     batch, heads, queries, keys, head, value_head = sizes
+    bias = None
+    if len(node.inputs) > 3:
+        shape = (batch, heads, queries, kernels.up(keys, 16))
+        bias = r.tensor(shape, mask.format, "efficient_attention")
     size = kernels.efficient_backward(
         batch, heads, queries, keys, head, value_head, q.format.block_bytes, capability
     )
@@ -268,7 +274,16 @@ def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
         q.format.math,
     )
     del held
-    return grads
+    return grads if bias is None else [*grads, narrowed(r, bias, (*mask.shape[:-1], keys))]
+
+
+def narrowed(r: Recorder, bias: Tensor, shape: Shape) -> Tensor:
+    """The gradient of a bias in the bias's own shape."""
+    if bias.shape[:-1] != shape[:-1]:
+        return r.tensor(shape, bias.format, "sum")
+    out = Tensor(shape, bias.format, bias.storage)
+    out.strides = normal(shape, contiguous(bias.shape))
+    return out
 
 
 # ------------------------------------------------------------------------------------------- cuDNN

@@ -11,6 +11,7 @@ from memfit.graph import evaluated as size_of
 from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
+from memfit.model.families._chains import CACHED, ENCODED
 from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.program import Program
 
@@ -69,7 +70,7 @@ def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
 
 def middle(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From the encoder's last layer to the decoder's first."""
-    ctx.shared = without_history(ctx)
+    ctx.shared = {**without_history(ctx), ENCODED: x}
     return passed("middle", x, linears_of(model), bound, ctx)
 
 
@@ -104,7 +105,10 @@ def passed(
     """One piece: its `x`, and what it makes for others, in the context."""
     found = run_piece(of_piece(name, ctx), x, linears, bound, ctx)
     out = found.pop("x")
-    ctx.shared = {**ctx.shared, **found}
+    if ctx.job.checkpointing == "none":  # with checkpoints models make no cache
+        ctx.caches += [one.detach() for name, one in found.items() if name.startswith(CACHED)]
+    others = {name: one for name, one in found.items() if not name.startswith(CACHED)}
+    ctx.shared = {**ctx.shared, **others}
     return out
 
 
@@ -129,9 +133,10 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     labelled = ctx.job.training
     linears = linears_of(ctx.program.model)
     found = run_piece(run if labelled else run.without("loss"), x, linears, bound, ctx)
-    names = [one for one in ctx.program.model.graphs.returned if one in found]
-    ctx.returned += [found[name] for name in names]
-    return found["loss"] if labelled else found[names[0]]
+    names = ctx.program.model.graphs.returned
+    results = [found.get(name, ctx.shared.get(name)) for name in names]
+    ctx.returned += [one for one in results if one is not None]
+    return found["loss"] if labelled else ctx.returned[0]
 
 
 def loss(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:

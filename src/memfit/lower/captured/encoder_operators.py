@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from memfit.formats import BOOL, FP32
 from memfit.lower import norms, ops, views
+from memfit.lower.captured.operators import linear as plain_linear
 from memfit.lower.captured.operators import operator, tensors
 from memfit.lower.captured.run import Frame, Step
 from memfit.lower.tensors import Tensor
@@ -70,6 +71,28 @@ def softmax(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor
         x = ops.cast(r, x, FP32)
     out = r.like(x, "softmax")
     return (r.node("softmax", out, (x,), ops.back_softmax, (out.detach(),), x.format),)
+
+
+@operator("pow.Tensor_Scalar")
+def power(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Autocast runs it in fp32 (ATen/autocast_mode.h fp32)."""
+    r, x = frame.ctx.r, tensors(args)[0]
+    if frame.ctx.autocast is not None:
+        x = ops.cast(r, x, FP32)
+    return (r.node("pow", r.like(x, "pow"), (x,), ops.back_power, (x,)),)
+
+
+@operator("linear")
+def linear(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Some code casts what goes into a linear layer to the dtype of its weight, which shows where
+    autocast made the former narrower (transformers 5.23 modeling_t5.py T5DenseActDense)."""
+    x, weight = args[:2]
+    if x is not None and weight is not None and x.format is not weight.format:
+        name = str(step.op.inputs[1])[1:].removesuffix(".weight")
+        if name.endswith(frame.ctx.program.model.casting or ("\0",)):
+            args[0] = ops.cast(frame.ctx.r, x, weight.format)
+            del x
+    return plain_linear(step, args, frame)
 
 
 __all__ = ["dropout", "layer_norm"]

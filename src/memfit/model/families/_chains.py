@@ -26,6 +26,9 @@ from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
 
 # What PEFT trains whole in a classifier of sequences (peft 0.21 peft_model.py
 # PeftModelForSequenceClassification).
+CACHED = "cached_"  # begins the names of keys and values in a layer's graph
+ENCODED = "encoded"  # the encoder's result, where nothing stands between it and the decoder
+ENDLESS = 2**40  # positions of a model that looks at distances
 CLASSIFIERS = ("classifier", "score")
 BATCH = ((3, 88, 40, 5), (7, 104, 72, 9), (11, 152, 56, 13))
 
@@ -46,8 +49,11 @@ class ChainRow:
     sizes: tuple[tuple[int, int, int, int], ...] = BATCH
     pairs: bool = False
     silent: tuple[str, ...] = ()
+    casting: tuple[str, ...] = ()  # as of `Model`
+    refused: tuple[str, ...] = ()  # precisions in which other code runs
     absent: tuple[str, ...] = ()
     positions: str = "max_position_embeddings"
+    limited: bool = True  # no token has a position beyond those
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -196,10 +202,11 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         embed=(start[0], Captured(name="", graph="start", parts=start[1:])),
         final=(Captured(name="", graph="final", parts=final),),
         head=head_linear(data["heads"][head], final, dims),
-        positions=positions - row.before,
+        positions=positions - row.before if row.limited else ENDLESS,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         whole=classifiers(final) if head == "classification" else (),
+        casting=row.casting,
         graphs=ChainGraphs(row=row, head=head, data=data, dims=dims, rates=rates),
     )
 

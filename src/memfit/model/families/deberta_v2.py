@@ -50,6 +50,7 @@ chained(
         name="deberta-v2",
         dims=dims,
         kinds=kinds,
+        limited=False,
         examples=variants(BASE, SIZES),
         heads=("classification", "token-classification", "question-answering", "masked-lm"),
         rates={

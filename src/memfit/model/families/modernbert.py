@@ -50,6 +50,7 @@ chained(
         name="modernbert",
         dims=dims,
         kinds=kinds,
+        limited=False,
         examples=variants(BASE, SIZES),
         heads=("classification", "token-classification", "question-answering", "masked-lm"),
         rates=dict.fromkeys(

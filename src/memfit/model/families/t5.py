@@ -1,0 +1,73 @@
+"""T5, and with gated feed-forwards T5 1.1 and FLAN-T5: an encoder and a decoder whose first layers
+make the biases of relative positions for all others."""
+
+from __future__ import annotations
+
+from memfit.model.config import Fields
+from memfit.model.families._captured import Dims, variants
+from memfit.model.families._chains import ChainRow, chained
+
+SIZES = {
+    "vocab_size": (544, 608, 736),
+    "d_model": (96, 160, 288),
+    "d_kv": (24, 16, 40),
+    "d_ff": (200, 312, 184),
+    "num_heads": (6, 10, 12),
+    "relative_attention_num_buckets": (32, 28, 20),
+}
+BASE = {
+    "num_layers": 3,
+    "num_decoder_layers": 3,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.11,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+NAMES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "intermediate_size": "d_ff"}
+
+
+def dims(fields: Fields) -> Dims:
+    found = {name: fields.count(key) for name, key in NAMES.items()}
+    return found | {
+        "vocab_size": fields.count("vocab_size"),
+        "head_dim": fields.count("d_kv"),
+        "buckets": fields.count("relative_attention_num_buckets", default=32),
+    }
+
+
+def kinds(fields: Fields) -> list[str]:
+    encoder = fields.layers("num_layers")
+    decoder = fields.layers("num_decoder_layers", "num_layers")
+    return [
+        *("encoder_first", *["encoder"] * (encoder - 1)),
+        *("decoder_first", *["decoder"] * (decoder - 1)),
+    ]
+
+
+def row(name: str, model_type: str, ffn: str) -> ChainRow:
+    base = {**BASE, "model_type": model_type, "feed_forward_proj": ffn}
+    if ffn != "relu":
+        base["tie_word_embeddings"] = False
+    return ChainRow(
+        name=name,
+        dims=dims,
+        kinds=kinds,
+        examples=variants(base, SIZES),
+        heads=("seq2seq-lm",),
+        rates={"dropout_rate": 0.1},
+        pairs=True,
+        casting=(
+            ".wo",
+        ),  # kept in fp32 where the model is loaded in fp16 (`_keep_in_fp32_modules`)
+        refused=("fp16", "fp16-autocast"),  # and hidden states are clamped then
+        positions="n_positions",
+        silent=("classifier_dropout", "n_positions", "num_layers", "num_decoder_layers"),
+    )
+
+
+def choose(fields: Fields) -> int:
+    return int(str(fields.config.get("feed_forward_proj", "relu")) != "relu")
+
+
+chained(row("t5", "t5", "relu"), row("t5-gated", "t5", "gated-gelu"), choose=choose)
