@@ -108,6 +108,31 @@ def test_accuracy_reads_start_up_logs(tmp_path: Path) -> None:
     assert one["figures"]["kv_tokens"]["promised_over_5_percent"] == 0
 
 
+def test_a_pool_of_a_profiling_run_is_no_cache(tmp_path: Path) -> None:
+    """TensorRT-LLM allocates a small pool to profile with; a log that ends there has no tokens."""
+    log = {
+        "id": "one",
+        "source": "a log",
+        "engine": "vllm",
+        "engine_version": "0.10.2",
+        "model": "Qwen/Qwen3-4B",
+        "gpus": 1,
+        "options": {"max_model_len": 40960},
+        "figures": {
+            "kv_gib": 0.16,
+            "kv_tokens": 1000,
+            "available_kv_gib": 58.04,
+            "total_gpu_memory_gib": 79.18,
+        },
+        "confidence": "medium",
+    }
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(log))
+    figures = data(accuracy(file))["serving"]["vllm"]["figures"]
+    assert "kv_tokens" not in figures
+    assert figures["kv_gib"]["median"] < 0.05
+
+
 def test_accuracy_gathers_figures_of_a_run_of_llama_cpp(tmp_path: Path) -> None:
     """The fork's rows have one figure each; its own number formats leave only the cache."""
     extra = {"arch": "qwen3moe", "n_layer": "48", "model params": "30.532 B", "n_ubatch": "512"}

@@ -55,6 +55,7 @@ METRICS = {
     "non_torch": "non_torch_gib",
     "cuda_graph": "graph_gib",
 }
+PROFILED = 2  # times the last pool that a log prints: what it planned was allocated after its end
 PROMISED = 0.05  # more cache than the engine gave, by so much, is a broken promise
 
 
@@ -352,6 +353,10 @@ def measured_figures(row: ServedRow) -> dict[str, float]:
     blocks = number(row.figures.get("gpu_blocks"))
     if blocks and "kv_tokens" not in found:
         found["kv_tokens"] = blocks * number(row.options.get("block_size") or 16)
+    planned, made = found.get("kv_gib", 0.0), number(row.figures.get("available_kv_gib"))
+    if made > PROFILED * planned > 0:  # the log ends with the pool of a profiling run
+        found["kv_gib"] = made
+        found.pop("kv_tokens", None)
     used, total = number(row.figures.get("gpu_used_mib")), number(row.figures.get("avail_end_gb"))
     if used:
         found["device_gib"] = used * MIB / GIB
