@@ -255,6 +255,8 @@ def trace(
     ranks: int = ...,
     rank: int = ...,
     launcher: str = ...,
+    tokens: int = ...,
+    image_size: int = ...,
     assume: Literal["false", "true"] = ...,
     isolation: Literal["auto", "namespaces", "landlock", "none"] = ...,
     gpu: str = ...,
@@ -303,7 +305,6 @@ def trace(
     labels: int = ...,
     target_seq: int = ...,
     images: int = ...,
-    image_size: int = ...,
     precision: Literal[
         "bf16",
         "fp16",

@@ -94,7 +94,8 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
         message = message[:1].lower() + message[1:]
-        return UNUSABLE, "", (Problem(message=message, hint="see `memfit --help`"),)
+        page = "memfit" if getattr(error, "ctx", None) is None else error.ctx.command_path  # type: ignore[attr-defined]
+        return UNUSABLE, "", (Problem(message=message, hint=f"see `{page} --help`"),)
     except click.exceptions.Exit as end:
         return end.exit_code, "", ()
     except InputError as error:

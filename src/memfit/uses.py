@@ -4,6 +4,7 @@ of a job file; read, and written again."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
     `ep` is named, the rest are replicas (`ddp`), as launchers would have it."""
     problems: list[Problem] = []
     found: dict[str, Any] = {}
-    for word in separate(words):
+    for word in separate(map(plain, words)):
         name = word.partition("=")[0].partition(",")[0].strip().lower()
         if name not in LAYOUTS:
             problems.append(unknown("layout", name, "use", tuple(LAYOUTS)))
@@ -36,6 +37,20 @@ def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
     strategy = filled(Strategy(**found), gpus, problems)
     raise_errors(problems)
     return strategy
+
+
+# `zero3`, `zero-3=8`, `fsdp2`: as people call them.
+NUMBERED = re.compile(r"(?:(zero)[-_]?([123])|(fsdp)[-_]?([12]))(=\d+)?((?:,.*)?)", re.IGNORECASE)
+
+
+def plain(word: str) -> str:
+    """`zero3=8` is `zero=8,stage=3`, and `fsdp1` is `fsdp,version=1`."""
+    found = NUMBERED.fullmatch(word.strip())
+    if found is None:
+        return word
+    zero, stage, _, version, size, rest = found.groups()
+    name, setting = ("zero", f"stage={stage}") if zero else ("fsdp", f"version={version}")
+    return f"{name}{size or ''},{setting}{rest}"
 
 
 def separate(words: Iterable[str]) -> Iterator[str]:

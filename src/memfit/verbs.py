@@ -690,8 +690,11 @@ def models(pattern: str = "") -> tuple[Entry, ...]:
 def gpus(pattern: str = "") -> tuple[GPU, ...]:
     """The GPUs on record whose name has every word of `pattern` in it; `*` stands for anything."""
     from memfit.hardware import all_gpus, own_gpus
+    from memfit.hardware.vendors import refusal
     from memfit.registry import nearest
 
+    if pattern and (unsupported := refusal(pattern, "pattern")):
+        raise InputError(unsupported)
     known = (*own_gpus().values(), *all_gpus())
     found = tuple(
         gpu
@@ -878,6 +881,8 @@ def measure(
         )
     raise_errors(problems)
     assert built is not None
+    if "seq" not in values:
+        job = trace_fallback.within_positions(job, built.config)
     name = source.name if source is not None else built.name
     case = Case(
         model=name or "model",

@@ -178,3 +178,26 @@ def test_several_layouts_in_one_word() -> None:
     assert strategy_from(["zero=4,stage=3,tp=2"], 8) == strategy_from(["zero=4,stage=3", "tp=2"], 8)
     with pytest.raises(InputError, match="`tp` is given twice"):
         strategy_from(["tp=4,tp=2"], 8)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("zero3", "zero,stage=3"),
+        ("ZeRO-2=8", "zero=8,stage=2"),
+        ("zero_3,offload-optimizer=cpu", "zero,stage=3,offload-optimizer=cpu"),
+        ("fsdp1=8", "fsdp=8,version=1"),
+        ("fsdp2", "fsdp"),
+    ],
+)
+def test_layouts_with_their_number_in_the_name(typed: str, meant: str) -> None:
+    assert strategy_from([typed], 8) == strategy_from([meant], 8)
+
+
+def test_hardware_that_is_not_supported_is_named_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["gpus", "tpu"]) == 2
+    assert "XLA plans the memory of TPUs" in capsys.readouterr().err
+    assert main(["report", "gpt2"]) == 2
+    assert "see `memfit report --help`" in capsys.readouterr().err

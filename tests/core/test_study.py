@@ -260,6 +260,14 @@ def test_offload_is_recommended_only_where_nothing_else_fits() -> None:
     assert needed.way.layout == "ZeRO-2 + offload"
 
 
+def test_a_way_that_may_fit_is_called_tight() -> None:
+    place = panel(cell("DDP", 0.5, 1.0, "tight"), cell("ZeRO-2", 2, 1.0, "no"))
+    none = default("s", [place], "lora")
+    assert report.best_words(none, place).startswith("is tight with DDP, no checkpointing")
+    large = panel(cell("DDP", 2, 1.0, "no"))
+    assert "does not fit: the smallest way" in report.best_words(none, large)
+
+
 def test_all_problems_at_once() -> None:
     with pytest.raises(InputError) as bad:
         matrix_of([], {"gpus": "8xh1000", "lengths": "-4", "methods": "prompt", "optimizer": "sdg"})

@@ -12,7 +12,7 @@ from memfit.hardware import Cluster, all_gpus
 from memfit.hardware.link import Link
 from memfit.hardware.prices import price
 from memfit.plan.ledger import Counted
-from memfit.plan.planning import Dropped, Plan, Wish, first, leaner, once, tiring, until
+from memfit.plan.planning import Dropped, Plan, Wish, first, leaner, once, sparing, tiring, until
 from memfit.plan.space import Work
 
 WORD = "cheapest"
@@ -31,7 +31,9 @@ def machines(network: Link | None = None) -> Iterator[tuple[float, Cluster]]:
         yield dollars, Cluster(gpu=gpu, network=network).resized(count)
 
 
-def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) -> Plan:
+def cheapest(
+    work: Work, network: Link | None, wish: Wish, once: Once = once, solve: Once = sparing
+) -> Plan:
     """The plan on the first of these machines that does the work, within the budgets if there are
     any; of cheaper ones it is told that none was found. Whether a machine does it the leanest ways
     tell, first those that are soon looked through; pipelines, which hold no less than shards, are
@@ -50,7 +52,7 @@ def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) ->
         if not (answers or found.fits or found.interrupted):
             found = once(replace(lean, without=("pp",)), cluster, told)
         if found.fits:
-            found = found if answers else once(work, cluster, wish)
+            found = found if answers else solve(work, cluster, wish)
             if found.fits or found.interrupted:
                 return replace(found, dropped=(*passed, *found.dropped))
         elif found.interrupted:

@@ -453,4 +453,4 @@ def until(enough: Callable[[Counted], bool], progress: Progress | None) -> Progr
     return told
 
 
-__all__ = ["Checked", "Dropped", "Plan", "Row", "Wish", "judged", "none_at_all", "plan"]
+__all__ = ["Checked", "Dropped", "Plan", "Row", "Wish", "judged", "none_at_all", "plan", "sparing"]

@@ -22,6 +22,7 @@ from memfit.report.figures import gib, percent
 from memfit.report.plan_words import (
     METHODS,
     asking,
+    best_serving,
     conclusions,
     engine_words,
     head,
@@ -42,7 +43,7 @@ def text(plan: Plan, width: int = WIDTH) -> str:
 
 def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
     if plan.work.serving is not None:
-        yield [line for one in head(plan) for line in wrapped(one, width)]
+        yield [line for one in (*best_serving(plan), *head(plan)) for line in wrapped(one, width)]
     elif plan.rows:
         yield list(conclusions(plan, width))
         yield list(setting(plan, width))

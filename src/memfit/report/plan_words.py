@@ -37,6 +37,22 @@ def conclusions(plan: Plan, width: int) -> Iterator[str]:
         yield APART
 
 
+def best_serving(plan: Plan) -> Iterator[str]:
+    """What answers best, in a sentence."""
+    if not plan.rows or plan.rows[0].pace is None or plan.work.serving is None:
+        return
+    row, pace = plan.rows[0], plan.rows[0].pace
+    size, groups = row.estimate.strategy.ranks, row.groups
+    where = "one GPU" if size == 1 else f"{size} GPUs by tensor parallelism"
+    each = f"{groups} copies on {where} each" if groups > 1 else f"on {where}"
+    count = "1 request" if pace.requests == 1 else f"{pace.requests:,} requests"
+    yield (
+        f"best {plan.work.serving.goal}: {row.kind.method} weights, {each}: "
+        f"{pace.tokens_per_second:,.0f} tokens/s for {count} at once, "
+        f"{gib(row.estimate.device)} of {gib(usable(plan.cluster.gpu))} GiB"
+    )
+
+
 def engine_words(place: str) -> str:
     """`with ZeRO-3 and CPU offload`, `on one GPU`."""
     if place.startswith("one GPU"):
@@ -100,4 +116,13 @@ def wrapped(line: str, width: int, indent: str = "  ") -> list[str]:
     ) or [""]
 
 
-__all__ = ["METHODS", "asking", "conclusions", "engine_words", "head", "setting", "wrapped"]
+__all__ = [
+    "METHODS",
+    "asking",
+    "best_serving",
+    "conclusions",
+    "engine_words",
+    "head",
+    "setting",
+    "wrapped",
+]

@@ -85,14 +85,15 @@ def best_words(one: Default, panel: Panel) -> str:
     """`fits with ZeRO-2, checkpointing and sdpa attention: 21.4 of 79.1 GiB, 0.58 s per step`."""
     cell, room = cell_of(one, panel), gib(panel.usable)
     if cell is None:
-        sizes = [
-            each.device
-            for each in panel.cells
-            if not each.refused and one.method in ("", each.way.method)
+        some = [
+            each for each in panel.cells if not each.refused and one.method in ("", each.way.method)
         ]
-        if not sizes:
+        if not some:
             return "is not supported in any way of this study"
-        return f"does not fit: the smallest way needs {gib(min(sizes))} GiB of {room}"
+        least = min(some, key=lambda each: (each.verdict != "tight", each.device))
+        if least.verdict == "tight":
+            return f"is tight {words(least.way)}: {gib(least.device)} of {room} GiB"
+        return f"does not fit: the smallest way needs {gib(least.device)} GiB of {room}"
     took = "" if cell.seconds is None else f", {cell.seconds:.3g} s per step"
     return f"fits {words(cell.way)}: {gib(cell.device)} of {room} GiB{took}"
 
