@@ -28,6 +28,7 @@ LEFT = (
     *VARIED,
     "new_tokens",
     "cache",
+    "cache_tokens",
     "cache_bits",
     "logits",
     "beams",

@@ -297,6 +297,13 @@ class Job:
         group="inference",
         serves=("dynamic", "static", "quantized"),
     )
+    cache_tokens: int = option(
+        0,
+        "tokens that a static KV cache has room for; 0 means prompt and new tokens",
+        low=0,
+        high=2**28,
+        group="inference",
+    )
     cache_bits: int = option(
         4, "bits per value of a quantized KV cache", low=2, high=8, group="inference"
     )
@@ -384,6 +391,8 @@ class Job:
                 where="job.longest",
                 hint="`seq` is the usual length, `longest` the longest one",
             )
+        if self.training is False and isinstance(self.cache_tokens, int):
+            yield from cache_problems(self)
         if self.loss == "te" and self.framework != "megatron":
             hint = "use `--framework megatron` or another loss"
             yield Problem(
@@ -435,6 +444,11 @@ class Job:
         16-bit instead (trl 0.26 trainer/sft_trainer.py)."""
         own = self.framework == "trl" and self.version("trl") >= (0, 26)
         return self.adapters and self.quantization != "none" and self.prepare_kbit and not own
+
+    @property
+    def cache_room(self) -> int:
+        """Tokens that a static KV cache has room for, where its size is stated or not."""
+        return max(self.cache_tokens, self.seq + self.new_tokens - 1)
 
     @property
     def mapped(self) -> bool:
@@ -622,12 +636,30 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     ),
     (("new_tokens", "cache", "logits", "beams"), lambda job: not job.training, "task `inference`"),
     (
+        ("cache_tokens",),
+        lambda job: not job.training and (job.cache == "static" or job.framework == "litgpt"),
+        "a static KV cache",
+    ),
+    (
         ("cache_bits",),
         lambda job: not job.training and job.cache == "quantized",
         "a quantized KV cache",
     ),
     (("eval_batch",), lambda job: job.training and job.evaluate, "`evaluate`"),
 )
+
+
+def cache_problems(job: Job) -> Iterator[Problem]:
+    sizes = (job.cache_tokens, job.seq, job.new_tokens)
+    if not all(isinstance(one, int) for one in sizes):
+        return  # said elsewhere
+    room, needed = job.cache_tokens, job.seq + job.new_tokens - 1
+    if 0 < room < needed:
+        yield Problem(
+            message=f"a KV cache of {room} tokens is too small for {needed}",
+            where="job.cache_tokens",
+            hint=f"use at least {needed}, or 0",
+        )
 
 
 def remarks(job: Job) -> Iterator[Problem]:

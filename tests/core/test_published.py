@@ -183,6 +183,34 @@ def test_units_mean_what_they_say(unit: str, value: float, size: int) -> None:
     assert case(unit=unit, value=value, value_gib=None).value == size
 
 
+def test_a_static_cache_has_the_size_that_a_row_states() -> None:
+    given: dict[str, Any] = {"task": "inference", "method": "none", "engine": "transformers"}
+    given["seq"] = {"input": 16, "new_tokens": 8}
+
+    def cache(**changes: Any) -> tuple[str, str, int]:
+        job = case(**{**given, **changes}).job
+        return job.framework, job.cache, job.cache_tokens
+
+    assert cache() == ("transformers", "dynamic", 0)
+    assert cache(extra={"cache_implementation": "static"}) == ("transformers", "static", 0)
+    stated = {"cache": "StaticCache", "max_cache_len": 4096}
+    assert cache(extra=stated) == ("transformers", "static", 4096)
+    assert cache(engine="gpt-fast generate.py", extra={"max_seq_length": 2048}) == (
+        "litgpt",
+        "static",
+        2048,
+    )
+    assert cache(extra={"max_seq_length": 2048}) == ("transformers", "dynamic", 0)
+    torchao: dict[str, Any] = {
+        "source": "pytorch/ao:torchao/_models/llama/benchmark_results.txt",
+        "engine": "torchao gpt-fast style generate.py",
+        "extra": {"compile": "False", "max_new_tokens": 200, "cache_size": 8192},
+    }
+    assert cache(**torchao) == ("litgpt", "static", 8192)
+    linear = {**torchao["extra"], "linear_causal_mask": "True"}
+    assert "linear_causal_mask" in str(made(**{**given, **torchao, "extra": linear}))
+
+
 def test_a_unit_that_is_not_settled_falls_back_to_what_was_settled() -> None:
     assert case(unit="unknown", value=20.8, value_gib=20.0).value == 20 * GIB
     assert (

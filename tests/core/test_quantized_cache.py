@@ -102,3 +102,23 @@ def test_what_the_backend_does_not_do_is_refused_at_once() -> None:
         "job.cache",
         "job.beams",
     ]
+
+
+def test_a_static_cache_of_a_stated_size_is_there_whole() -> None:
+    """Keys and values of every layer for the stated tokens, and in litgpt their mask, too (litgpt
+    0.4 model.py build_mask_cache)."""
+
+    def parts(**options: Any) -> dict[str, int]:
+        asked = {"task": "inference", "seq": 16, "new_tokens": 4, "cache": "static", **options}
+        return dict(memfit.estimate(SMALL, **asked).memory.parts)
+
+    each = 2 * 2 * 128 * 4  # keys and values in bf16, heads · head size, layers
+    assert parts()["kv_cache"] == pytest.approx(19 * each, rel=0.2)
+    stated = parts(cache_tokens=4096)
+    assert stated["kv_cache"] == pytest.approx(4096 * each, rel=0.01)
+    litgpt = parts(cache_tokens=4096, framework="litgpt")
+    assert litgpt["kv_cache"] == pytest.approx(4096 * each, rel=0.01)
+    assert litgpt["buffers"] >= 4096 * 4096
+    with pytest.raises(memfit.InputError) as caught:
+        parts(cache_tokens=18)
+    assert [problem.where for problem in caught.value.problems] == ["job.cache_tokens"]

@@ -55,9 +55,7 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     prompt = ops.integers(r, (Dim(job.batch, "B"), Dim(job.seq, "S")), "inputs")
     kind = versions.growing(program) if job.cache == "dynamic" or job.new_tokens == 0 else job.cache
     cache = (
-        Cache(kind=kind, limit=job.seq + job.new_tokens - 1, bits=job.cache_bits)
-        if job.cache != "none"
-        else None
+        Cache(kind=kind, limit=job.cache_room, bits=job.cache_bits) if job.cache != "none" else None
     )
     if job.new_tokens == 0:
         r.mark("prefill")

@@ -318,6 +318,12 @@ def refusals(job: Job) -> Iterator[Problem]:
             where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams",
             hint="use `--cache dynamic`",
         )
+    if not job.training and job.cache_tokens:
+        yield Problem(
+            message="not supported yet: a trace with a static cache of a stated size",
+            where="job.cache_tokens",
+            hint="remove `cache_tokens`, or ask the formulas",
+        )
     for library in (
         "torch",
         "transformers",

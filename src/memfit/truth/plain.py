@@ -19,6 +19,8 @@ ENGINES = (
     ("torchtitan", "torchtitan"),
     ("litgpt", "litgpt"),
     ("lit-gpt", "litgpt"),
+    ("gpt-fast", "litgpt"),  # whose model litgpt's was written after (generate/base.py)
+    ("gpt_fast", "litgpt"),
     ("megatron", "megatron"),
     ("axolotl", "transformers"),
     ("llama-factory", "transformers"),
@@ -74,7 +76,7 @@ def options_of(row: Row, notes: list[str]) -> words.Options:
     if any(name in task for name in OTHER_LOSSES):
         raise Unfit("a technique without formula", task)
     if task.startswith(INFERENCE) or (not task and row.text("method") in ("", "none")):
-        return {**options, **words.lengths(row), "task": "inference"}
+        return {**options, **words.lengths(row), **words.static_cache(row), "task": "inference"}
     return trained(row, options, notes)
 
 

@@ -121,6 +121,24 @@ def lengths(row: Row) -> Options:
     return {"seq": length(row.seq), "new_tokens": 0}
 
 
+CACHE_SIZES = ("cache_size", "max_cache_len", "cache_length", "max_cache_length", "cache_tokens")
+SEQUENCE_SIZES = ("max_seq_length", "max_seq_len", "max_sequence_length")
+
+
+def static_cache(row: Row) -> Options:
+    """A KV cache that is made whole from the start, and its size where one is stated. The longest
+    sequence of a model is a cache's size only where the row says that the cache is static."""
+    text = row.text("extra", "engine", "notes")
+    static = bool(
+        re.search(r"\bstatic\W{0,3}(?:kv\W{0,3})?cache|cache\w*\W{1,4}static|gpt-fast", text)
+    )
+    names = (*CACHE_SIZES, *(SEQUENCE_SIZES if static else ()))
+    size = next((found for name in names if (found := count(row.more(name)))), 0)
+    if not static and not size:
+        return {}
+    return {"cache": "static", **({"cache_tokens": size} if size else {})}
+
+
 def numbers(text: str) -> Options:
     """Precision and quantization by bitsandbytes, as the field `dtype` has them in its many
     spellings."""

@@ -24,7 +24,7 @@ def generates(r: Recorder, program: Program) -> tuple[object, ...]:
     job, body = program.job, Body(r, program)
     body.load()
     r.grad = False
-    limit = job.seq + job.new_tokens
+    limit = max(job.cache_tokens, job.seq + job.new_tokens)
     cache = Cache(kind="static", limit=limit)
     for entry, bound in zip(program.entries, body.layers, strict=True):
         r.mark("load", bound.prefix)

@@ -45,6 +45,7 @@ def read(row: Row) -> Reading:
                 "task": "inference",
                 "seq": PROMPT,
                 "new_tokens": new,
+                **words.static_cache(row),
                 "cache": "static",
             },
             notes=["default prompt"],

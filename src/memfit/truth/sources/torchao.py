@@ -21,6 +21,9 @@ def read(row: Row) -> Reading:
     options = words.numbers(row.text("dtype"))
     if str(row.more("compile")).lower() != "false":
         raise Unfit("a technique without formula", "compile")
+    for other in ("kv_cache_int8", "linear_causal_mask"):
+        if str(row.more(other)).lower() == "true":
+            raise Unfit("a technique without formula", other)
     new = count(row.more("max_new_tokens"))
     if new is None:
         raise Unfit("the number of generated tokens is not stated", row.seq)
@@ -30,6 +33,7 @@ def read(row: Row) -> Reading:
         "batch": words.batch(row),
         "seq": PROMPT,
         "new_tokens": new,
+        **words.static_cache(row),
         "cache": "static",
         "attention": "sdpa",
         "versions": "litgpt=0.4",
