@@ -537,6 +537,14 @@ def _band(found: Memory, outside: Span, limited: Replay | None, regime: Regime) 
     )
 
 
+def band_of_replayed(found: Estimate, memory: Memory) -> Band:
+    """For a run whose lengths were replayed: what is left is how far runs of one length are off."""
+    regime = _regime(dataclasses.replace(found.job, longest=0), (found.cluster, found.strategy))
+    context, links = found.context, found.nccl
+    outside = Span(context.low + links.low, context.high + links.high, context.cite)
+    return _band(memory, outside, None, regime)
+
+
 def _origin(said: Spread, regime: Regime) -> str:
     """What the band rests on, and whether that is evidence for a figure like this one."""
     off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
@@ -711,6 +719,7 @@ __all__ = [
     "Rung",
     "Script",
     "Way",
+    "band_of_replayed",
     "estimate",
     "of_rank",
     "shortfall",

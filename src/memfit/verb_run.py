@@ -83,9 +83,8 @@ SEEN = 200  # steps whose batches decide for a plan
 def planned_over_lengths(
     values: dict[str, Any], subject: Any, problems: list[Problem]
 ) -> dict[str, Any]:
-    """The options of a plan with the lengths that decide: `seq` is the mean of the batches, which
-    sets the time, `longest` the longest of them, which sets the memory, and the dataset has as many
-    tokens as its padded texts."""
+    """The options of a plan with the length that decides: `seq` is the longest batch, which must
+    fit, and the dataset has as many tokens as its padded texts."""
     named = {name: values[name] for name in ("lengths", *OF_A_PLAN) if name in values}
     rest = {name: value for name, value in values.items() if name not in named}
     ask = read_into(Ask, named, problems)
@@ -112,10 +111,7 @@ def planned_over_lengths(
         packing=packing,
     )
     made = batches(found.tokens, sampling, min(SEEN, epoch_steps(found.tokens, sampling)), ask.seed)
-    mean, top = round(sum(made.longest) / len(made.longest)), max(made.longest)
-    rest["seq"] = str(mean)
-    if top > mean:
-        rest["longest"] = str(top)
+    rest["seq"] = str(max(made.longest))
     if not rest.get("dataset_tokens") and not rest.get("examples"):
         real = sum(min(one, limit) for one in found.tokens) * found.total / len(found.tokens)
         rest["dataset_tokens"] = str(round(real / (1 - made.padding)))
@@ -226,6 +222,7 @@ def run_flags(ask: Ask) -> str:
 def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
     """The answer for the whole run: what the allocator holds at its end, and the verdict by the
     probability that it runs out of memory."""
+    from memfit.estimate import band_of_replayed
     from memfit.runs.whole_run import whole_run
 
     if found.source != "formula":
@@ -247,7 +244,6 @@ def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
             if run.probability > 1 - CERTAIN
             else "fits"
         )
-    high = max(found.band.high, held + found.outside)
     return dataclasses.replace(
         found,
         run=run,
@@ -256,5 +252,5 @@ def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
         retries=run.retries,
         squeezed=run.squeezed,
         failure=found.failure if run.died is not None else None,
-        band=dataclasses.replace(found.band, high=high),
+        band=band_of_replayed(found, memory),
     )
