@@ -27,7 +27,9 @@ def main() -> int:
     gc.enable()
     if quiet:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    return run()
+    code = run()
+    gc.freeze()  # else Python looks through all of it once more before it ends
+    return code
 
 
 if __name__ == "__main__":

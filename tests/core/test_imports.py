@@ -90,3 +90,15 @@ def test_the_version_is_printed_without_the_command_line() -> None:
     version, loaded = python(code).splitlines()
     assert version == f"memfit {memfit.__version__}"
     assert set(loaded.split()).isdisjoint({"click", "typing", "dataclasses", "memfit.cli"})
+
+
+def test_an_estimate_loads_nothing_that_it_does_not_use() -> None:
+    words = ["estimate", "llama-3.1-8b", "--method", "lora", "--gpu", "rtx-4090", "--offline"]
+    script = (
+        f"import sys\nfrom memfit.cli import main\nassert main({words}) == 0\n"
+        "print(sorted({'statistics', 'memfit.graph', 'yaml', 'urllib.request'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

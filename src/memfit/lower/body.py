@@ -13,7 +13,6 @@ from memfit.lower.activation_offload import OnHost
 from memfit.lower.attention import SHARED, tables
 from memfit.lower.bound import Bound
 from memfit.lower.cache import Cache
-from memfit.lower.captured import chain
 from memfit.lower.context import Context
 from memfit.lower.embed import embedded
 from memfit.lower.engine import EMBED, TAIL, Engine
@@ -321,6 +320,8 @@ def narrowed(ctx: Context, layer: Layer) -> Context:
     for window in windows:
         tables.choose(own, window)
     if layer.captured is not None and ctx.program.model.paths:
+        from memfit.lower.captured import chain  # written programs start without graphs
+
         own.shared = chain.arguments(layer, ctx)
     return own
 

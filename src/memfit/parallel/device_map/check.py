@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import mean
 
 from memfit.errors import Problem
 from memfit.formats import FORMATS
@@ -43,7 +42,7 @@ def shares(model: Model, gpus: int, dtype: str) -> tuple[int, ...]:
     ends = size_of((*model.embed, *model.final), dtype)
     parts = [size_of((one,), dtype) for layer in model.layers for one in layer.linears()] + [head]
     most = (sum(layers) + head + ends + buffers) // gpus + int(
-        SPARE * max(*layers, int(mean(parts)))
+        SPARE * max(*layers, sum(parts) // len(parts))
     )
     found, used = [0] * gpus, size_of(model.embed, dtype)
     gpu = 0
