@@ -657,7 +657,7 @@ def _loading(tape: Tape) -> Iterator[Alloc]:
 
 def trainable(model: Model, job: Job) -> int:
     """Values that get gradients."""
-    return _marked(model, job, None)[0].trainable if job.training else 0
+    return _marked(model, job, None)[0].moving if job.training else 0
 
 
 def _remarks(program: Program) -> list[Problem]:

@@ -174,11 +174,12 @@ class Program:
 
     @property
     def trainable(self) -> int:
-        """Values that get gradients: base weights that are trained, adapters, copies of modules
+        """Values that may get gradients: base weights that are trained, adapters, copies of modules
         that are trained whole."""
         if self.trained is None:
             return self.model.parameters
-        return sum(count * times for count, _, times in self.trained_tensors())
+        trained = sum(count * times for count, _, times in self.trained_tensors())
+        return trained + self.idle_adapters
 
     def trained_tensors(self) -> Iterator[tuple[int, bool, int]]:
         """(values, is it an embedding, how many such) of all that gets gradients."""
@@ -214,6 +215,24 @@ class Program:
                 yield weight.count, weight.role == "embedding", 1
         if model.tied and adapter.saves(model.head.name):
             yield model.head.inputs * model.head.outputs, False, 1
+
+    @property
+    def moving(self) -> int:
+        """Those of the trainable values that text gives a gradient."""
+        idle = sum(weight.count for weight in self.model.towers if self.trains(weight))
+        return self.trainable - idle - self.idle_adapters
+
+    @property
+    def idle_adapters(self) -> int:
+        """Values of the adapters in a tower, which text does not pass through."""
+        found, adapter = 0, self.adapter
+        for weight in self.model.towers if adapter is not None else ():
+            name = weight.name.removesuffix(".weight")
+            if weight.role == "linear" and len(weight.shape) == 2 and name != weight.name:
+                outputs, inputs = weight.shape
+                if adapter and self.adapted(Linear(name=name, inputs=inputs, outputs=outputs)):
+                    found += adapter.rank * (inputs + outputs)
+        return found
 
     def trains(self, weight: Weight, path: str = "") -> bool:
         """Is this base weight (of the full name `path`) trained? Adapters are, always."""

@@ -46,6 +46,22 @@ def test_the_tower_is_idle(kind: str) -> None:
     assert everything == pytest.approx(2 * model.parameters, rel=0.02)
 
 
+def test_its_adapters_are_trainable_and_stay_still() -> None:
+    from memfit.estimate import trainable
+
+    model = build(example("mistral3"))
+    job = Job(batch=1, seq=64, method="lora", targets="all-linear", rank=16)
+    moving = sum(
+        16 * (one.inputs + one.outputs) for layer in model.layers for one in layer.linears()
+    )
+    towers = [one for one in model.towers if one.role == "linear" and len(one.shape) == 2]
+    idle = sum(16 * sum(one.shape) for one in towers)
+    assert estimate(model, job).parameters.trainable == moving + idle
+    assert trainable(model, job) == moving
+    whole = job.replace(method="full")
+    assert trainable(model, whole) == model.parameters - model.idle
+
+
 def states(model: Model, job: Job) -> int:
     return sum(
         one.size
