@@ -18,7 +18,16 @@ from memfit.tape import Alloc
 from memfit.techniques.base import TRACE
 from memfit.uses import strategy_from
 
-SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "mistral3", "llava")
+SEEING = (
+    "lighton_ocr",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "mistral3",
+    "llava",
+)
 
 
 def example(name: str, **changes: Any) -> dict[str, Any]:

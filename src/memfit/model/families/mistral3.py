@@ -1,5 +1,5 @@
-"""Mistral Small 3.1 and later, Ministral 3 and Devstral 2 as they read text: Mistral or Ministral 3
-with Pixtral's tower idle."""
+"""Mistral Small 3.1 and later, Ministral 3, Devstral 2 and LightOnOCR as they read text: Mistral,
+Ministral 3 or Qwen 3 with Pixtral's tower idle."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from memfit.model.families import family
 from memfit.model.families._composite import composite
 from memfit.model.families._towers import linear, pixtral_tower, rms_norm
 from memfit.model.families.mistral import MINISTRAL3, MISTRAL
+from memfit.model.families.qwen3 import EXAMPLE as QWEN3
 from memfit.model.modules import Model, Weight
 
 TEXTS = ("mistral", "ministral3")
@@ -41,25 +42,47 @@ TOWER = {
     ),
 )
 def build(fields: Fields) -> Model:
+    return with_pixtral(fields, "mistral3", TEXTS, ("vision_tower", "multi_modal_projector"))
+
+
+@family(
+    "lighton_ocr",
+    examples=(
+        {
+            "model_type": "lighton_ocr",
+            "text_config": QWEN3,
+            "vision_config": TOWER,
+        },
+    ),
+)
+def build_lighton_ocr(fields: Fields) -> Model:
+    """LightOnOCR: Qwen 3 in Mistral's place."""
+    return with_pixtral(fields, "lighton_ocr", ("qwen3",), ("vision_encoder", "vision_projection"))
+
+
+def with_pixtral(
+    fields: Fields, name: str, kinds: tuple[str, ...], parts: tuple[str, str]
+) -> Model:
+    """A language model of one of these kinds; `parts` are the names of tower and projector."""
     text = fields.section("text_config")
-    kind = text.text("model_type", default="mistral")
-    if kind not in TEXTS:
+    kind = text.text("model_type", default=kinds[0])
+    if kind not in kinds:
         message = f"not supported yet: the language model `{kind[:40]}`"
         text.blame("model_type", message, "`--by trace` runs the real code instead")
-        kind = TEXTS[0]
-    width, tower = pixtral_tower(fields.section("vision_config"), "model.vision_tower")
+        kind = kinds[0]
+    width, tower = pixtral_tower(fields.section("vision_config"), f"model.{parts[0]}")
     merge = fields.count("spatial_merge_size", default=2)
     bias = fields.flag("multimodal_projector_bias", default=False)
     if not isinstance(fields.value("vision_feature_layer", default=-1), int):
         fields.blame("vision_feature_layer", "not supported yet: features of several layers")
 
     def towers(model: Model) -> Iterator[Weight]:
-        name = "model.multi_modal_projector"
+        projector = f"model.{parts[1]}"
         yield from tower
-        yield from rms_norm(f"{name}.norm", width)
-        merger = f"{name}.patch_merger.merging_layer"
+        yield from rms_norm(f"{projector}.norm", width)
+        merger = f"{projector}.patch_merger.merging_layer"
         yield from linear(merger, width * merge**2, width, bias=False)
-        yield from linear(f"{name}.linear_1", width, model.width, bias=bias)
-        yield from linear(f"{name}.linear_2", model.width, model.width, bias=bias)
+        yield from linear(f"{projector}.linear_1", width, model.width, bias=bias)
+        yield from linear(f"{projector}.linear_2", model.width, model.width, bias=bias)
 
-    return composite(fields, "mistral3", kind, towers, tied=True)
+    return composite(fields, name, kind, towers, tied=True)
