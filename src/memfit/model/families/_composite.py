@@ -44,9 +44,11 @@ def composite(
     towers: Callable[[Model], Iterable[Weight]],
     *,
     tied: bool = False,
+    hands_on_cache: bool = False,
     **changes: Any,
 ) -> Model:
-    """The model of class `name` whose language model is one of type `kind`."""
+    """The model of class `name` whose language model is one of type `kind`. `hands_on_cache`: its
+    code hands `use_cache` on to the language model, which otherwise asks its own config."""
     text = text_fields(fields)
     shared = fields.flag("tie_word_embeddings", default=tied)
     text.config = {**text.config, "tie_word_embeddings": shared}
@@ -59,7 +61,7 @@ def composite(
         tied=shared,
         towers=tuple(towers(model)),
         heads=("image-text",),
-        caching=text is not fields and text.flag("use_cache", default=True),
+        caching=not hands_on_cache and text.flag("use_cache", default=True),
         dtype=fields.dtype() if said else model.dtype,
         **changes,
     )

@@ -85,4 +85,4 @@ def with_pixtral(
         yield from linear(f"{projector}.linear_1", width, model.width, bias=bias)
         yield from linear(f"{projector}.linear_2", model.width, model.width, bias=bias)
 
-    return composite(fields, name, kind, towers, tied=True)
+    return composite(fields, name, kind, towers, tied=True, hands_on_cache=True)
