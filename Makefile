@@ -21,7 +21,7 @@ PIP    := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help core setup test whole older lint format types layers docs site bench size tapes check pins clean
+.PHONY: help core setup test whole older lint format types layers docs site bench size tapes scripts check pins clean
 
 help:      ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -96,6 +96,10 @@ size: core             ## lines per folder, and the longest functions
 BASE ?= main
 tapes: setup           ## does any tape of the conformance grid differ from those of the commit BASE?
 	$(BIN)/python tools/tapes.py compare $(BASE) $(ARGS)
+
+DIR ?= tests/torch/scripts
+scripts: setup         ## trace every script of the folder DIR and list what comes through; ARGS="--gpu t4"
+	$(BIN)/python tools/scripts.py $(DIR) $(ARGS)
 
 check: lint types layers test  ## what CI asks for
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,36 @@ from torch.distributed.fsdp import fully_shard
 for layer in model:
     fully_shard(layer)
 fully_shard(model)
+"""
+FLAT = """
+import functools
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+policy = functools.partial(size_based_auto_wrap_policy, min_num_params=1000)
+half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+model = FSDP(model, auto_wrap_policy=policy, mixed_precision=half,
+             device_id=torch.cuda.current_device(), use_orig_params=True)
+"""
+ZERO = """
+import deepspeed, os, torch
+config = {
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {
+        "stage": STAGE, "reduce_bucket_size": 500000, "stage3_prefetch_bucket_size": 0,
+        "stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0,
+    },
+}
+deepspeed.init_distributed()
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(16)])
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+for _ in range(3):
+    given = torch.randn(4, 512, device=engine.device, dtype=torch.bfloat16)
+    loss = engine(given).square().mean()
+    engine.backward(loss)
+    engine.step()
 """
 STEPS = """
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -66,6 +97,25 @@ def test_replicas_hold_everything_and_buckets(tmp_path: Path) -> None:
 def test_shards_hold_an_eighth(tmp_path: Path) -> None:
     """Of weights, gradients and states; a few layers are whole for a while."""
     assert 4 * WEIGHTS / 8 < peak(tmp_path, SHARDS) < 4 * WEIGHTS / 8 + 8 * WEIGHTS / 16 + 2**24
+
+
+def test_flat_shards_hold_an_eighth(tmp_path: Path) -> None:
+    """FSDP1: the same, and a layer's gathered weights and gradients in 16 bits."""
+    assert 4 * WEIGHTS / 8 < peak(tmp_path, FLAT) < 4 * WEIGHTS / 8 + 4 * WEIGHTS / 16 + 2**24
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.parametrize(("stage", "whole", "shared"), [(1, 4, 12), (2, 2, 14), (3, 0, 16)])
+def test_zero_by_its_own_engine(tmp_path: Path, stage: int, whole: int, shared: int) -> None:
+    """Bytes of each value on every rank and spread over all: bf16 weights and gradients, fp32
+    copies and two states; beside them workspaces, a bucket and the step's fp32 gradients."""
+    script = tmp_path / "train.py"
+    script.write_text(ZERO.replace("STAGE", str(stage)))
+    found = trace(script, gpu="a100-sxm-80gb", launcher="deepspeed --num_gpus 8")
+    values = WEIGHTS // 4
+    least = values * (whole + shared / 8)
+    assert found.strategy.ranks == 8
+    assert least < found.memory.allocated < 1.15 * least + 2**25
 
 
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:

@@ -203,7 +203,11 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
     def compiled(model: Any = None, **given: Any) -> Any:
         if model is None:
             return lambda one: compiled(one, **given)
-        recorder.note("compile", "`torch.compile` is ignored: the trace runs the same code eagerly")
+        recorder.note(
+            "compile",
+            "`torch.compile` is ignored: the trace runs the same code eagerly; compiled runs "
+            "usually need less",
+        )
         return model
 
     @functools.wraps(true_loader)  # Lightning reads its arguments' names

@@ -1,0 +1,64 @@
+"""Trace every script of a folder: which come through, why the others do not, and their peaks.
+
+`python tools/scripts.py FOLDER [memfit's options]`. A script may say how it is started in a
+comment: `# memfit: torchrun --nproc-per-node 4 -- its own arguments`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.verbs import trace
+
+STARTED = re.compile(r"^# memfit: *(.*)$", re.MULTILINE)
+TRAINS = re.compile(r"\.backward\(|Trainer\(|\.fit\(")
+WIDEST = 100
+
+
+def scripts(folder: Path) -> list[Path]:
+    """Those that train by themselves."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "torch" in text and TRAINS.search(text) and ("__main__" in text or "def " not in text):
+            found.append(path)
+    return found
+
+
+def answer(path: Path, options: dict[str, Any]) -> tuple[bool, str]:
+    words = STARTED.search(path.read_text(encoding="utf-8", errors="replace"))
+    launcher, _, arguments = words[1].partition(" -- ") if words else ("", "", "")
+    given = {**options, **({"launcher": launcher.strip()} if launcher.strip() else {})}
+    try:
+        found = trace(path, *shlex.split(arguments), **given)
+    except InputError as bad:
+        return False, str(bad.problems[0].message)[:WIDEST]
+    return True, f"{found.memory.allocated / 2**30:.2f} GiB allocated"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    options = {
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in zip(sys.argv[2::2], sys.argv[3::2], strict=False)
+    }
+    options.setdefault("gpu", "a100-sxm-80gb")
+    through, all_of_them = 0, scripts(folder)
+    for path in all_of_them:
+        start = time.monotonic()
+        good, said = answer(path, options)
+        through += good
+        name = str(path.relative_to(folder))
+        mark = "through" if good else "stopped"
+        print(f"{mark}  {name:<40} {time.monotonic() - start:5.0f} s  {said}", flush=True)
+    print(f"{through} of {len(all_of_them)} come through")
+
+
+if __name__ == "__main__":
+    main()
