@@ -21,7 +21,7 @@ PIP    := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help core setup test whole older lint format types layers docs site bench size tapes scripts check pins clean
+.PHONY: help core setup test whole older lint format types layers docs site bench mutants size tapes scripts check pins clean
 
 help:      ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -89,6 +89,9 @@ site: setup            ## the documentation as a site in build/site; broken link
 
 bench: setup           ## how fast memfit itself is
 	@for script in bench/startup.py bench/allocator.py bench/estimate.py bench/trace.py; do $(BIN)/python $$script || exit 1; done
+
+mutants: setup         ## do the tests notice 400 changed places? Under an hour; ARGS="--count 30 --seed 1" for fewer
+	$(BIN)/python tools/mutants.py $(if $(ARGS),$(ARGS),--count 400)
 
 size: core             ## lines per folder, and the longest functions
 	@$(BIN)/python tools/size.py

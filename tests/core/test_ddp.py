@@ -10,7 +10,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
-from memfit.parallel.ddp.engine import MIB, Item, bucket_sizes
+from memfit.parallel.ddp.engine import CAP, FIRST, MIB, Item, bucket_sizes
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, Strategy
 from memfit.tape import Alloc, Free, Tape, check
@@ -128,3 +128,12 @@ def test_what_torch_stops_at_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         lower(model, Job(**options), Strategy(ddp=ddp))
+
+
+def test_a_bucket_is_full_at_one_mebibyte_and_then_at_25() -> None:
+    """torch 2.13 distributed.py: the first bucket is small, so that sums begin early; the others
+    hold 25 MiB unless `bucket_mb` says more or less."""
+    assert (FIRST, CAP) == (MIB, 25 * MIB)
+    items = [Item(MIB, BF16) for _ in range(60)]
+    assert bucket_sizes(items, (FIRST, CAP)) == [MIB, 25 * MIB, 25 * MIB, 9 * MIB]
+    assert bucket_sizes(items, (2 * MIB,)) == [2 * MIB] * 30

@@ -79,3 +79,17 @@ def test_an_estimate_holds_them_as_a_part() -> None:
     assert found.parts["nccl"] == (found.nccl.low + found.nccl.high) // 2 > 0
     assert sum(found.parts.values()) == found.device
     assert [(one.rank, one.alike) for one in found.ranks] == [(0, 8)]
+
+
+def test_every_channel_has_network_buffers_across_nodes() -> None:
+    """24 channels on A100: a ring, a tree that may lie elsewhere, and GPUDirect RDMA's 18 MiB."""
+    assert communicator(A100, 16, 2, (2, 13)).high == 24 * (12 + 24 + 18) * MIB
+    assert communicator(A100, 16, 2, (2, 13)).low == 24 * 12 * MIB
+
+
+def test_nvlink_sharp_adds_to_both_ends() -> None:
+    """From four GPUs a node; three are left to the ring."""
+    eight, three = (communicator(H100, ranks, 1, (2, 13)) for ranks in (8, 3))
+    assert eight[:2] == ((16 * 12 + 256) * MIB, (24 * (12 + 12) + 256) * MIB)
+    assert three[:2] == (16 * 12 * MIB, 24 * (12 + 12) * MIB)
+    assert communicator(H100, 4, 1, (2, 13)).low == (16 * 12 + 256) * MIB

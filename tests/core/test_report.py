@@ -380,6 +380,17 @@ def test_the_schema_check_finds_what_is_wrong() -> None:
     assert list(problems_of(answer, schema)) == [".source is missing"]
 
 
+def test_usable_memory_is_the_least_and_the_most_by_name() -> None:
+    """They differ on an A100: what the driver keeps is a range."""
+    found = made(Cluster(gpu=find_gpu("a100-sxm-80gb")))
+    assert found.usable is not None
+    least, most = found.usable
+    assert least < most
+    answer = codec.to_dict(found)
+    assert answer["memory"]["usable"] == least
+    assert (answer["gpu"]["usable_low"], answer["gpu"]["usable_high"]) == (least, most)
+
+
 def test_the_keys_that_the_format_promises() -> None:
     """Schema 1: these may not go."""
     answer = codec.to_dict(made(Cluster(gpu=custom_gpu(24 * GIB))))
