@@ -22,6 +22,7 @@ from memfit.simulate.settings import Settings
 from memfit.verbs import Question, question
 
 SMALL = "llama-3.2-1b"
+FEW = {"prune": "layers=4"}
 QUESTIONS: tuple[dict[str, Any], ...] = (
     {"method": "lora", "batch": 4, "seq": 512},
     {"method": "full", "batch": 2, "seq": 512, "framework": "transformers"},
@@ -122,7 +123,7 @@ def test_the_answer_has_the_curve_the_peak_and_the_probability(tmp_path: Path) -
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    options: dict[str, Any] = {"gpu": "rtx-4090", "method": "lora", "batch": 4, "steps": 6}
+    options: dict[str, Any] = {"gpu": "rtx-4090", "method": "lora", "batch": 4, "steps": 6, **FEW}
     spec = "lognormal:mean=200,p99=800"
     one, again, other = (
         memfit.estimate(SMALL, lengths=spec, seed=seed, **options).run for seed in (1, 1, 2)
@@ -132,9 +133,9 @@ def test_the_same_seed_gives_the_same_answer() -> None:
 
 def test_more_memory_never_makes_a_run_more_likely_to_die() -> None:
     chances = []
-    for memory in ("4GiB", "12GiB"):
+    for memory in ("2GiB", "12GiB"):
         found = memfit.estimate(
-            SMALL, memory=memory, method="lora", batch=8, steps=4, seq=1024,
+            SMALL, memory=memory, method="lora", batch=8, steps=4, seq=1024, **FEW,
             lengths="uniform:min=900,max=1000",
         )  # fmt: skip
         assert found.run is not None
@@ -164,7 +165,7 @@ def test_a_run_that_may_die_says_what_would_change_it() -> None:
 
 
 def test_evaluations_and_the_merge_come_at_their_steps() -> None:
-    options: dict[str, Any] = {"memory": "24GiB", "method": "lora", "batch": 1, "steps": 4}
+    options: dict[str, Any] = {"memory": "24GiB", "method": "lora", "batch": 1, "steps": 4, **FEW}
     spec = "uniform:min=100,max=200"
     plain = memfit.estimate(SMALL, lengths=spec, **options).run
     both = memfit.estimate(
@@ -194,7 +195,7 @@ def test_checkpoints_are_counted_and_weighed() -> None:
 
 def test_a_rank_of_several_has_batches_of_its_own() -> None:
     found = memfit.estimate(
-        SMALL, gpus="4xrtx-4090", use="fsdp", method="full", batch=1, steps=4, accumulate=2,
+        SMALL, gpus="4xrtx-4090", use="fsdp", method="full", batch=1, steps=4, accumulate=2, **FEW,
         lengths="uniform:min=100,max=900", seq=900,
     )  # fmt: skip
     run = found.run
