@@ -62,11 +62,12 @@ def has_formula(head: str, kind: str) -> bool:
     from memfit.estimate import estimate
     from memfit.job import Job
     from memfit.model.families import build, families
+    from memfit.model.heads import with_head
 
     if kind not in families():
         return False
     with contextlib.suppress(InputError, NotImplementedError):
-        model = build(small(kind))
+        model = with_head(build(small(kind)), head, 0)
         estimate(model, Job(head=head, seq=64), precise=False)
         return True
     return False

@@ -37,6 +37,21 @@ def test_adapters_leave_the_classifier_trained_whole() -> None:
     assert found.parameters.trainable == 24 * 8 * 2 * 768 + 2 * 769
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("roberta-large", 355_412_057),
+        ("distilbert-base-uncased", 66_985_530),
+        ("xlm-roberta-base", 278_295_186),
+        ("flan-t5-xl", 2_783_959_040),
+        ("mt5-small", 172_119_424),
+    ],
+)
+def test_published_checkpoints_answer_by_formula(name: str, parameters: int) -> None:
+    found = estimate(name, gpu="a100", task="pretrain", by="formula")
+    assert found.parameters.total == parameters
+
+
 def test_labels_of_a_language_model_are_refused() -> None:
     with pytest.raises(InputError, match="has no labels"):
         estimate("llama-3.2-1b", gpu="t4", labels=3)

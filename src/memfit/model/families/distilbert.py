@@ -55,6 +55,6 @@ chained(
             "qa_dropout": 0.1,
         },
         defaults={"max_position_embeddings": 512},
-        silent=("sinusoidal_pos_embds",),
+        silent=("sinusoidal_pos_embds", "n_layers"),
     )
 )
