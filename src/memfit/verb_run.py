@@ -152,6 +152,7 @@ def lonely(ask: Ask) -> list[Problem]:
 
 def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:
     """What a run over lengths does not go with."""
+    chunks = 2 * strategy.size("cp")  # of each sequence
     found: list[tuple[bool, str, str, str]] = [
         (
             not job.training,
@@ -176,6 +177,12 @@ def misfits(ask: Ask, job: Job, strategy: Strategy) -> list[Problem]:
             "`evaluate-every` needs `--evaluate`",
             "evaluate_every",
             "add `--evaluate`, and `--eval-batch` for its size",
+        ),
+        (
+            chunks > 2 and ask.pad_to_multiple % chunks > 0,
+            f"context parallelism needs batches of a multiple of {chunks} tokens",
+            "pad_to_multiple",
+            f"add `--pad-to-multiple {chunks}`",
         ),
         (
             strategy.size("pp") > 1,

@@ -335,6 +335,11 @@ def test_options_of_a_run_need_lengths() -> None:
         memfit.estimate(SMALL, gpu="rtx-4090", lengths="uniform:min=1,max=9", evaluate_every=5)
 
 
+def test_context_parallelism_says_how_to_pad() -> None:
+    with pytest.raises(InputError, match="add `--pad-to-multiple 4`"):
+        memfit.estimate(SMALL, gpus="4xh100", use="cp=2,fsdp=2", lengths="uniform:min=9,max=99")
+
+
 def test_a_plan_takes_the_length_that_decides() -> None:
     spec = "uniform:min=100,max=400"
     found = memfit.plan(SMALL, gpu="rtx-4090", method="lora", seq=300, lengths=spec)
