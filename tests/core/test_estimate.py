@@ -536,7 +536,7 @@ def test_everything_wrong_is_raised_at_once() -> None:
 
 def test_techniques_speak_up_together_with_the_rest() -> None:
     with pytest.raises(InputError) as caught:
-        memfit.estimate(SMALL, gpu="nonesuch", quant="nf4", seq=0)
+        memfit.estimate(SMALL, gpu="nonesuch", method="full", quant="nf4", seq=0)
     assert [problem.where for problem in caught.value.problems] == ["job.seq", "gpu", "job.quant"]
 
 
@@ -610,7 +610,7 @@ def test_a_trace_is_not_begun_where_it_would_not_end(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------- what changes nothing
 def test_options_that_change_nothing_here_are_named() -> None:
     found = memfit.estimate(
-        SMALL, seq=16, rank=8, cache="static", eval_batch=4, checkpoint_every=2
+        SMALL, method="full", seq=16, rank=8, cache="static", eval_batch=4, checkpoint_every=2
     ).problems
     assert {problem.where for problem in found if "has no effect" in problem.message} == {
         "job.rank",
