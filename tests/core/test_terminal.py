@@ -16,6 +16,7 @@ from tests.core.test_cli import SMALL, SRC, environment
 
 from memfit.cli import main
 from memfit.cli_errors import wants_json
+from memfit.cli_trace import Life
 from memfit.terminal import escaped
 from memfit.verbs import VERBS
 
@@ -119,3 +120,18 @@ def test_ctrl_c_is_never_a_traceback(delay: float) -> None:
         _, said = run.communicate(timeout=60)
     assert b"Traceback" not in said
     assert run.returncode in (130, -signal.SIGINT)
+
+
+def test_a_bar_tells_how_much_is_done_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """Towards the end, not of so many candidates; a second search begins anew."""
+    life = Life()
+    life.terminal, life.last, life.begun = True, 0.0, time.monotonic() - 10
+    life.progress(0.5, "planning, best 3 s per step")
+    said = capsys.readouterr().err
+    assert "[██████████░░░░░░░░░░]  50% planning, best 3 s per step, about 10 s left" in said
+    life.last = 0.0
+    life.progress(0.4, "planning")  # never back
+    assert " 50% planning" in capsys.readouterr().err
+    life.last = 0.0
+    life.progress(0.1, "planning")
+    assert " 10% planning" in capsys.readouterr().err
