@@ -28,7 +28,7 @@ PICTURES = (".svg", ".png", ".html")
 
 # Programs that start a script.
 LAUNCHERS = re.compile(
-    r"(torchrun|accelerate|accelerate-launch|deepspeed|env|python[0-9.]*|\w+=.*)$"
+    r"(torchrun|accelerate|accelerate-launch|deepspeed|mpirun|mpiexec|srun|env|python[0-9.]*|\w+=.*)$"
 )
 RUNNERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 PROGRAMS = (".py", ".ipynb")

@@ -196,6 +196,7 @@ LAUNCHED = "    work(int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE']
         (FORKS, {"rank": 2}, 2),
         (LAUNCHED, {"launcher": "torchrun --standalone --nproc_per_node 4"}, 0),
         (LAUNCHED, {"launcher": "torchrun --nproc_per_node=gpu", "gpu": "4xa100-sxm-80gb"}, 0),
+        (LAUNCHED, {"launcher": "mpirun -np 4 python", "rank": 2}, 2),
         (LAUNCHED, {"launcher": "accelerate launch --multi_gpu --num_processes 4", "rank": 1}, 1),
     ],
 )

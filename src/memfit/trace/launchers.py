@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
@@ -39,6 +40,8 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
         return run_module(MODULES[name], rest[1:], name)
     if name == "deepspeed":
         return deepspeed(rest[1:], ranks)
+    if name in COUNTED:
+        return counted(name, rest[1:], ranks)
     if not PYTHON.match(name) and rest[0] != sys.executable:
         raise InputError.one(
             f"`{name}` is not a launcher that a trace knows", where="launcher", hint=KNOWN
@@ -49,6 +52,36 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
     if rest[:1] == ["-m"]:
         return run_module(rest[1], rest[2:])
     return run_file(rest[0], rest[1:])
+
+
+# Launchers of whole machines: their options for a number of processes, and the variables that say
+# which of them one is.
+COUNTED = {
+    **dict.fromkeys(("mpirun", "mpiexec"), ("-n", "-np", "--np", "--n")),
+    "srun": ("-n", "--ntasks"),
+}
+VARIABLES = {
+    "rank": ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
+    "size": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
+    "local": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+}
+
+
+def counted(name: str, words: Sequence[str], ranks: Ranks) -> None:
+    """MPI's and Slurm's launchers, up to the interpreter that they start."""
+    place = next((place for place, one in enumerate(words) if PYTHON.match(Path(one).name)), None)
+    if place is None:
+        raise InputError.one(f"`{name}` starts no Python", where="launcher", hint=KNOWN)
+    size = 1
+    for word, following in itertools.pairwise(words[: place + 1]):
+        option, _, value = word.partition("=")
+        if option in COUNTED[name] and (value or following).isdecimal():
+            size = int(value or following)
+    local = 8 if size % 8 == 0 else size
+    ranks.start(size, local)
+    said = {"rank": ranks.rank, "size": size, "local": ranks.rank % local}
+    os.environ.update({one: str(said[key]) for key, all_of in VARIABLES.items() for one in all_of})
+    run_words(words[place:], ranks)
 
 
 def processes(words: Sequence[str]) -> int:
@@ -95,5 +128,5 @@ def run_file(path: str, arguments: Sequence[str], home: Path | None = None) -> N
     runpy.run_path(path, run_name="__main__")
 
 
-KNOWN = "torchrun, accelerate launch, deepspeed, python"
+KNOWN = "torchrun, accelerate launch, deepspeed, mpirun, srun, python"
 __all__ = ["run_file", "run_module", "run_words"]

@@ -237,7 +237,18 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
             )
         return self.module(*brought(args), **brought(given))
 
+    true_script = torch.jit.script
+
+    def scripted(one: Any, *args: Any, **given: Any) -> Any:
+        """What TorchScript cannot compile, because functions of torch are wrapped here, runs as it
+        is."""
+        try:
+            return true_script(one, *args, **given)
+        except Exception:  # noqa: BLE001 - its errors are of many kinds
+            return one
+
     return [
+        (torch.jit, "script", scripted),
         (torch.nn.DataParallel, "forward", replicated),
         (torch.jit, "trace", lambda function, *_, **__: function),  # it compares values
         (torch.Tensor, "share_memory_", lambda self: self),

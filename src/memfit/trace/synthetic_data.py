@@ -263,7 +263,9 @@ def pictures(recorder: Watcher, image: int) -> Iterator[tuple[str, Change]]:
         yield f"torchvision.datasets.{module}", change(name, classes, size)
 
 
-COUNT = 2048  # pictures of a data set that is not there
+COUNT = 2048  # pictures of a data set whose true number is not known here
+# Those that scripts split by numbers: to train with and to test with.
+COUNTS = {"MNIST": (60000, 10000), "CIFAR": (50000, 10000), "SVHN": (73257, 26032)}
 
 
 def stand_in(self: Any, classes: int, size: int, args: Any, given: dict[str, Any]) -> None:
@@ -278,34 +280,36 @@ def stand_in(self: Any, classes: int, size: int, args: Any, given: dict[str, Any
     self.classes = [str(one) for one in range(classes)]
     numbers = {one: place for place, one in enumerate(self.classes)}
     mode = "L" if "MNIST" in type(self).__name__ else "RGB"
-    self.targets = self.labels = [one % classes for one in range(COUNT)]
+    known = next((one for name, one in COUNTS.items() if name in type(self).__name__), None)
+    training = next((one for one in (given.get("train"), *args[1:2]) if one is not None), True)
+    count = COUNT if known is None else known[0 if training and training != "test" else 1]
+    self.train = bool(training)
+    self.targets = self.labels = [one % classes for one in range(count)]
     self.samples = self.imgs = [(str(place), one) for place, one in enumerate(self.targets)]
     if mode == "L":
         torch: Any = importlib.import_module("torch")
         self.targets = torch.tensor(self.targets)
-    self.data, self.loader = blank(mode, size), lambda *_: picture(size, mode)
+    self.data, self.loader = blank(mode, size, count), lambda *_: picture(size, mode)
 
     def item(self: Any, place: int) -> Any:
-        if place >= COUNT:
+        if place >= count:
             raise IndexError(place)
         found, target = picture(size, mode), int(self.targets[place])
         if self.transform is not None:
             found = self.transform(found)
         return found, target if self.target_transform is None else self.target_transform(target)
 
-    changed = {"class_to_idx": numbers, "__getitem__": item, "__len__": lambda self: COUNT}
+    changed = {"class_to_idx": numbers, "__getitem__": item, "__len__": lambda self: count}
     self.__class__ = type(type(self).__name__, (type(self),), changed)
 
 
-def blank(mode: str, size: int) -> Any:
-    """What scripts find under `.data`."""
-    import numpy
-
-    import torch
-
+def blank(mode: str, size: int, count: int) -> Any:
+    """What scripts find under `.data`; pages of zeros take no memory before they are written."""
+    numpy: Any = importlib.import_module("numpy")
+    torch: Any = importlib.import_module("torch")
     if mode == "L":
-        return torch.zeros(COUNT, size, size, dtype=torch.uint8)
-    return numpy.zeros((min(COUNT, 256), size, size, 3), dtype=numpy.uint8)
+        return torch.from_numpy(numpy.zeros((count, size, size), dtype=numpy.uint8))
+    return numpy.zeros((count if size < 64 else 1, size, size, 3), dtype=numpy.uint8)
 
 
 __all__ = ["changes"]
