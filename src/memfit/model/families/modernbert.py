@@ -45,17 +45,24 @@ def kinds(fields: Fields) -> list[str]:
     return ["first", *listed[1:]]
 
 
-chained(
-    ChainRow(
-        name="modernbert",
+def row(name: str, pooling: str) -> ChainRow:
+    return ChainRow(
+        name=name,
         dims=dims,
         kinds=kinds,
         limited=False,
-        examples=variants(BASE, SIZES),
+        examples=variants({**BASE, "classifier_pooling": pooling}, SIZES),
         heads=("classification", "token-classification", "question-answering", "masked-lm"),
         rates=dict.fromkeys(
             ("embedding_dropout", "mlp_dropout", "attention_dropout", "classifier_dropout"), 0.0
         ),
         silent=("local_attention", "global_attn_every_n_layers"),
     )
-)
+
+
+def choose(fields: Fields) -> int:
+    """Classifiers of sequences read the first token, or the mean of all."""
+    return int(fields.config.get("classifier_pooling") == "mean")
+
+
+chained(row("modernbert", "cls"), row("modernbert-mean", "mean"), choose=choose)
