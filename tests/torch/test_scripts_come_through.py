@@ -181,6 +181,19 @@ def test_repeated_passes_are_skipped(tmp_path: Path) -> None:
     assert any("796 passes without gradients" in one.message for one in many.problems)
 
 
+def test_a_defect_of_ours_is_not_the_scripts(tmp_path: Path) -> None:
+    """The stand-in for an event is handed what no event is."""
+    script = tmp_path / "train.py"
+    event = "torch.cuda.Event()"
+    script.write_text(f"import torch\n{event}.elapsed_time(None)\n")
+    with pytest.raises(InputError, match="memfit's stand-in failed with AttributeError") as caught:
+        trace(script)
+    assert "not in `train.py`" in caught.value.problems[0].hint
+    script.write_text("import torch\ntorch.zeros('three', device='cuda')\n")
+    with pytest.raises(InputError, match="failed with TypeError: zeros"):
+        trace(script)
+
+
 def test_modules_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands behind them is theirs, whatever it is called."""
     package = tmp_path / "package"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Callable
 
 from memfit.errors import Problem
+from memfit.trace import lines
 from memfit.trace.cuda import HERE, NoSuchDevice
 
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -54,6 +56,25 @@ def explain(bad: BaseException, script: str, where: str) -> Problem:
 
 
 Told = tuple[str, str] | None
+# Errors that memfit's stand-ins never raise on purpose, but for these sentences of torch's.
+DEFECTS = (AttributeError, TypeError, IndexError, AssertionError, NameError, UnboundLocalError)
+# A line that calls what torch itself has: C++ code raises from there.
+DELEGATES = re.compile(r"\b(true|original|func|function|call|target)\w*[\[(]|TRUE_")
+MEANT = ("can't convert",)
+
+
+def stand_in(bad: BaseException, script: str) -> Told:
+    """A defect of ours is no fault of the script."""
+    *_, (name, number) = [("", 0), *lines.through(bad.__traceback__)]
+    if not isinstance(bad, DEFECTS) or not name.startswith(lines.OWN) or str(bad).startswith(MEANT):
+        return None
+    if DELEGATES.search(linecache.getline(name, number)):
+        return None
+    place = f"{name.removeprefix(lines.OWN).lstrip('/')}:{number}"
+    return (
+        f"memfit's stand-in failed with {type(bad).__name__}: {first_line(bad)} ({place})",
+        f"this is a bug in memfit, not in `{script}`: please report it",
+    )
 
 
 def missing_package(bad: BaseException, script: str) -> Told:
@@ -224,6 +245,7 @@ def first_line(bad: BaseException) -> str:
 
 RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     no_such_device,
+    stand_in,
     missing_package,
     ended,
     asks,

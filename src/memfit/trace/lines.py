@@ -65,4 +65,4 @@ def through(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-__all__ = ["failed", "is_users", "running", "shown"]
+__all__ = ["failed", "is_users", "running", "shown", "through"]
