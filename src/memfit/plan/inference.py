@@ -2,7 +2,8 @@
 many answers at once.
 
 Every way is estimated with more and more sequences at once until they do not fit: live peaks rule
-out what cannot, the allocator is replayed for what is chosen. Nothing that fits is left out, so the
+out what cannot, the allocator is replayed for what is chosen. Where the replay refuses a number of
+sequences that the live peak allowed, smaller ones are tried. Nothing that fits is left out, so the
 answer is that of trying all.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from itertools import product
+from itertools import count, product
 from typing import Annotated, Any, NamedTuple
 
 from memfit.constants import setting
@@ -45,9 +46,10 @@ MOST: Annotated[int, setting("sequences at once of one group of GPUs, at most")]
 
 
 class Way(NamedTuple):
-    """Everything but the number of sequences. `groups` of GPUs hold the model each, `cluster` is
-    one of them."""
+    """Everything but the number of sequences. `number` is its place in the space; `groups` of GPUs
+    hold the model each, `cluster` is one of them."""
 
+    number: int
     weights: Weights
     model: Model
     job: Job
@@ -85,9 +87,9 @@ class Missed:
 
 class Timed(NamedTuple):
     """A way with so many sequences at once, whose live peak fits; `device`: what that is, with what
-    lies outside the allocator."""
+    lies outside the allocator; `place`: that of the way, then the order in which it was tried."""
 
-    place: int
+    place: tuple[int, int]
     way: Way
     job: Job
     pace: Pace
@@ -111,6 +113,7 @@ class Ways:
 
     def __iter__(self) -> Iterator[Way]:
         assert self.work.serving is not None
+        number = count()
         for weights, model in models(self.work.model, self.work.serving.weights, self.refused):
             for job, strategy in product(self.jobs(weights), self.strategies()):
                 size = strategy.size("tp")
@@ -128,7 +131,7 @@ class Ways:
                         (weights.name, label(self.groups(size), size)), wrong[0].message
                     )
                     continue
-                yield Way(weights, model, job, strategy, cluster, self.groups(size))
+                yield Way(next(number), weights, model, job, strategy, cluster, self.groups(size))
 
     def jobs(self, weights: Weights) -> list[Job]:
         """Options that do not go together are left out."""
@@ -175,7 +178,10 @@ class Serving:
     late: bool = False
     best: Pace | None = None
     lost: dict[Kind, Missed] = field(default_factory=dict)
-    known: dict[int, Estimate] = field(default_factory=dict)  # with the allocator replayed
+    # with the allocator replayed
+    known: dict[tuple[int, int], Estimate] = field(default_factory=dict)
+    # powers of two that the replay refuses, below which nothing was tried so far
+    too_large: list[Timed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         assert self.work.serving is not None
@@ -183,9 +189,19 @@ class Serving:
         self.goal, self.usable = GOALS[self.asked.goal], usable(self.cluster.gpu)
         self.ways = Ways(self.work, self.cluster)
 
-    def run(self) -> None:
+    def run(self, each: int) -> None:
+        """Try every way, then replay what is chosen until nothing new is tried. `each`: as in
+        `taken`."""
         with uncollected():
             self.all()
+            while True:
+                if list(self.taken(each)):
+                    list(self.front())
+                if not self.too_large:
+                    break
+                for one in self.too_large:
+                    self.between(one.way, one.job.batch // 2)
+                self.too_large.clear()
 
     def all(self) -> None:
         ways = list(self.ways)
@@ -197,10 +213,15 @@ class Serving:
                     largest = batch
                 else:
                     break
-            for quarter in QUARTERS if largest and self.free else ():
-                batch = largest * quarter // 4
-                if batch * 4 == largest * quarter and not self.tried(way, batch):
-                    break
+            if largest and self.free:
+                self.between(way, largest)
+
+    def between(self, way: Way, power: int) -> None:
+        """Numbers of sequences from a power of two that fits up to the next."""
+        for quarter in QUARTERS:
+            batch = power * quarter // 4
+            if batch * 4 == power * quarter and not self.tried(way, batch):
+                break
 
     @property
     def free(self) -> bool:
@@ -240,7 +261,7 @@ class Serving:
             lost.refused = lost.refused or one.untimed
             return False
         found = Timed(
-            len(self.timed),
+            (way.number, len(self.timed)),
             way,
             job,
             pace(told, self.asked.requests or way.groups * batch),
@@ -287,9 +308,12 @@ class Serving:
         """With the allocator; None where it does not fit for certain."""
         if one.place not in self.known:
             self.counted.replayed += 1
-            self.known[one.place] = estimate(
+            self.known[one.place] = found = estimate(
                 one.way.model, one.job, one.way.cluster, one.way.strategy
             )
+            batch = one.job.batch
+            if self.free and found.verdict != "fits" and batch > 1 and not batch & (batch - 1):
+                self.too_large.append(one)
         found = self.known[one.place]
         return found if found.verdict == "fits" else None
 

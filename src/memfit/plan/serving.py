@@ -37,7 +37,7 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     search = Serving(work=replace(work, serving=asked), cluster=cluster, progress=wish.progress)
     interrupted = False
     try:
-        search.run()
+        search.run(wish.each)
     except (KeyboardInterrupt, Enough) as end:
         interrupted = isinstance(end, KeyboardInterrupt)
     tokens = wish.tokens or MILLION
