@@ -15,7 +15,7 @@ from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
-from memfit.tape import Alloc, Free
+from memfit.tape import Alloc, Compute, Free
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -169,6 +169,23 @@ def test_exllama_unpacks_into_one_buffer() -> None:
     sorted_rows["quantization_config"]["desc_act"] = True
     state = [one.size for one in loaded(sorted_rows, versions="transformers=4.48")]
     assert 2 * 2048 * 512 in state
+
+
+def test_exllama_unpacks_with_a_kernel_of_its_own() -> None:
+    """The buffer is kept, so no block stands for the kernel that fills it: more than 50 rows are
+    unpacked, and the product reads the whole weight; fewer are multiplied packed."""
+    job = Job(task="inference", seq=128, new_tokens=2, versions="transformers=4.48")
+    query = [
+        one
+        for one in lower(build(quantized("gptq")), job)
+        if isinstance(one, Compute) and one.where.endswith("0.self_attn.q_proj")
+    ]
+    packed = 256 * 256 // 2 + 256 * 256 // 256 + 256 * 256 // 64
+    assert [(one.op, one.flops > 0, one.bytes) for one in query] == [
+        ("unpack", False, packed + 2 * 256 * 256),
+        ("linear", True, 2 * 2 * 128 * 256 + 2 * 256 * 256),
+        ("linear", True, 2 * 2 * 256 + packed),
+    ]
 
 
 def test_autoawq_stores_a_tied_head_apart() -> None:

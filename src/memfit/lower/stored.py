@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from memfit.formats import FP8, FP16, FP32, INT16, INT32
+from memfit.formats import FP8, FP16, FP32, INT16, INT32, Format
 from memfit.job import Job
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
@@ -71,6 +71,7 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     rows, width = x.count // x.shape[-1], x.shape[-1]
     method = weight.format.name.partition("-")[0]
     held: tuple[Tensor, ...]
+    read = weight.format.bytes(weight.count)
     if (
         weight.format.name.startswith("gptq-8bit")
         and ctx.job.version("transformers") < GPTQMODEL
@@ -78,12 +79,13 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     ):
         return older_eight_bits(x, layer, ctx)
     if method in FEW:
-        unpacks = (rows > FEW[method] or (r.grad and x.needs)) and not exllama(ctx.job, weight)
-        held = (
-            (r.tensor((layer.outputs, width), x.format, "dequantize", "temporaries"),)
-            if unpacks
-            else ()
-        )
+        held = ()
+        if rows > FEW[method] or (r.grad and x.needs):
+            if exllama(ctx.job, weight):
+                read = unpack(r, weight, x.format)
+            else:
+                shape = (layer.outputs, width)
+                held = (r.tensor(shape, x.format, "dequantize", "temporaries"),)
     else:
         held = (
             r.tensor(x.shape, FP8, "quantize", "temporaries"),
@@ -93,12 +95,21 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     r.compute(
         "linear",
         2 * rows * width * layer.outputs,
-        (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count),
+        (x.count + out.count) * x.format.block_bytes + read,
         x.format.math if method in FEW else FP8.math,
     )
     del held
     out = r.node("stored_linear", out, (x,), back_stored, extra=(x.shape, layer.outputs))
     return out if layer.bias is None else ops.add(r, out, layer.bias)
+
+
+def unpack(r: Recorder, weight: Tensor, format: Format) -> int:
+    """A kernel that writes the whole weight into a buffer that is there already, whence cuBLAS
+    reads it (AutoGPTQ 0.7 autogptq_extension/exllama/cuda_func/q4_matmul.cu q4_matmul_recons_cuda).
+    Returns the bytes of the whole weight."""
+    packed, whole = weight.format.bytes(weight.count), format.bytes(weight.count)
+    r.compute("unpack", 0, packed + whole, format.math)
+    return whole
 
 
 def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
