@@ -69,7 +69,7 @@ def qwen2_tower(fields: Fields) -> tuple[Weight, ...]:
     """Qwen2-VL's."""
     fields.assume(**QWEN2, mlp_ratio=4)
     width, merge = fields.count("embed_dim"), fields.count("spatial_merge_size") ** 2
-    inner, out = int(width * fields.number("mlp_ratio", default=4)), fields.count("hidden_size")
+    inner, out = width * fields.count("mlp_ratio", high=64), fields.count("hidden_size")
 
     def weights() -> Weights:
         yield patches(ROOT, fields, width)
@@ -208,12 +208,17 @@ def pixtral_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     return width, tuple(weights())
 
 
+CLIP_HEADS = 12  # class default (transformers 5.23 configuration_clip.py)
+
+
 def clip_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     """(its width, its weights)"""
     of_kind(fields, "clip_vision_model")
     fields.assume(**CLIP)
     width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
     patch, channels = fields.count("patch_size"), fields.count("num_channels")
+    heads = fields.count("num_attention_heads", default=CLIP_HEADS)
+    fields.divides(heads, width, "num_attention_heads", "hidden_size")
     places = (fields.count("image_size") // patch) ** 2 + 1
 
     def weights() -> Weights:

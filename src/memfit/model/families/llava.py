@@ -52,7 +52,9 @@ DEFAULTS = {
 def build(fields: Fields) -> Model:
     of_kind(fields.section("text_config"), "llama")
     text = fields.mapping("text_config")
-    fields.config = {**fields.config, "text_config": {**DEFAULTS, **text, "model_type": "llama"}}
+    known = DEFAULTS if text else {}
+    fields.config = {**fields.config, "text_config": {**known, **text, "model_type": "llama"}}
+    fields.count("image_seq_length", default=576)  # of one image: no memory without images
     width, tower = clip_tower(fields.section("vision_config"), "model.vision_tower")
     bias = fields.flag("multimodal_projector_bias", default=True)
     if not isinstance(fields.value("vision_feature_layer", default=-2), int):

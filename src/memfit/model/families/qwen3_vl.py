@@ -57,5 +57,6 @@ def build_moe(fields: Fields) -> Model:
     """Its router always divides by the sum (transformers 5.23 modeling_qwen3_vl_moe.py)."""
     text = {**fields.mapping("text_config"), "norm_topk_prob": True}
     fields.config = {**fields.config, "text_config": text}
+    fields.section("text_config").optional("intermediate_size")  # of dense layers, which it has not
     tower = qwen3_tower(fields.section("vision_config"), deepstack=True)
     return composite(fields, "qwen3_vl_moe", "qwen3_moe", lambda _: tower, own_positions=True)
