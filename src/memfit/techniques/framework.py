@@ -179,10 +179,10 @@ def padded(program: Program, rows: int) -> Program:
     """More rows for the table and the head, so that `rows` divides them
     (megatron/training/tokenizer vocab_size_with_padding, --make-vocab-size-divisible-by 128)."""
     model = program.model
-    if not model.embed or model.head.outputs % rows == 0:
+    token = model.embed[0] if model.embed else None
+    if not isinstance(token, Embedding) or model.head.outputs % rows == 0:
         return program
-    token, size = model.embed[0], -(-model.head.outputs // rows) * rows
-    assert isinstance(token, Embedding)
+    size = -(-model.head.outputs // rows) * rows
     embed = (dataclasses.replace(token, rows=size), *model.embed[1:])
     return program.replace(
         model=dataclasses.replace(
