@@ -130,7 +130,7 @@ def pretended(device: Device) -> Iterator[None]:
             return TRUE_TO(self, *args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
-        if leaves_all(args, kwargs) and self.is_meta and self.device.type != "meta":
+        if leaves_all(args, kwargs) and self.is_meta and self.device.type == "cuda":
             with torch.device("meta"):  # which says that it is nowhere
                 return torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
         if device.claimed and TRUE_DEVICE.__get__(self).type == "cpu" and device.owns(self):
