@@ -123,7 +123,7 @@ def test_the_smallest_gpu_for_each_use() -> None:
 
 
 def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["google-bert/bert-base-uncased", "--gpu", "t4", "--offline"]) == 0
+    assert main(["google/gemma-4-26B-A4B", "--gpu", "t4", "--offline"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "a card needs formulas" in lines[0]
-    assert lines[2].startswith("next step: memfit trace google-bert/bert-base-uncased")
+    assert lines[2].startswith("next step: memfit trace google/gemma-4-26B-A4B")

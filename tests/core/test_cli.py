@@ -310,12 +310,17 @@ SAMPLES = {
     "quant_skip": "q_proj",
     "recompute_modules": "mlp",
     "versions": "torch=2.6",
+    "lengths": "uniform:min=8,max=16",
+    "tokenizer": "nonesuch/tokenizer.json",
+    "text_key": "body",
     "alloc_conf": "expandable_segments:True",
 }
 BESIDE = {
     "trainable": {"method": "freeze"},
     "modules_to_save": {"method": "lora"},
     "targets": {"method": "lora"},
+    "tokenizer": {"lengths": "nonesuch.jsonl"},
+    "text_key": {"lengths": "nonesuch.jsonl"},
 }
 
 

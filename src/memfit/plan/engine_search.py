@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import setting, vendor
 from memfit.errors import InputError
 from memfit.hardware import Cluster
 from memfit.hardware.prices import price
@@ -19,14 +20,24 @@ from memfit.serving.named import AWQ
 from memfit.serving.pace import Engine, Step, step_seconds
 from memfit.serving.result import ServingAnswer
 
-FP8_SINCE = (8, 9)  # GPUs that compute in fp8
-RANKS = (1, 2, 4, 8)
-LENGTHS = tuple(2**power for power in range(11, 21))  # 2k to 1M
-USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-MILLION = 10**6
+FP8_SINCE: Annotated[
+    tuple[int, int],
+    vendor(
+        "compute capability from which GPUs compute in fp8", "NVIDIA Ada and Hopper whitepapers"
+    ),
+] = (8, 9)
+RANKS: Annotated[tuple[int, ...], setting("GPUs that share a model: what is tried")] = (1, 2, 4, 8)
+LENGTHS: Annotated[tuple[int, ...], setting("tokens of a request in the table: 2k to 1M")] = tuple(
+    2**power for power in range(11, 21)
+)
+USERS: Annotated[tuple[int, ...], setting("users in the table")] = (
+    *(1, 2, 4, 8, 16, 32, 64, 128, 256),
+)
+MILLION: Annotated[int, setting("tokens that a price is for")] = 10**6
+UNLIMITED: Annotated[int, setting("positions of a model that names no limit")] = 2048
 HOUR = 3600
-OTHERS = 4  # configurations that miss a goal and are shown beside those that do not
-SHORTEST = 16  # tokens of a request, a block
+OTHERS: Annotated[int, setting("configurations that miss a goal and are shown")] = 4
+SHORTEST: Annotated[int, setting("tokens of the shortest request: a block")] = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +219,7 @@ def packed(subject: Subject) -> Subject:
 def longest(question: EngineQuestion, cluster: Cluster, one: Candidate, each: int) -> int:
     """The longest request of which `each` fit at once, up to the model's limit; 0: none."""
     model = question.subject.model
-    low, high, found = SHORTEST, max(SHORTEST, (model.positions if model else 0) or 2048), 0
+    low, high, found = SHORTEST, max(SHORTEST, (model.positions if model else 0) or UNLIMITED), 0
     fixed = question.fixed.get(question.planned.length)
     if fixed:
         return int(fixed)
