@@ -8,7 +8,7 @@ import pytest
 from memfit.cli import main
 from memfit.cli_card import routed
 from memfit.errors import MissingExtra
-from memfit.plan.card import Card, Shelf, Smallests
+from memfit.plan.card import Card, Shelf, Smallests, halved
 from memfit.plan.reverse import largest_batch, longest_seq
 from memfit.verb_card import card, own_gpu
 from memfit.verbs import VERBS, question
@@ -127,3 +127,16 @@ def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()
     assert "a card needs formulas" in lines[0]
     assert lines[2].startswith("next step: memfit trace google/gemma-4-26B-A4B")
+
+
+def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None:
+    refused: list[int] = []
+
+    def over(count: int) -> int:
+        refused.append(count)
+        return count - 20
+
+    assert halved(over, 100) in (19, 20)
+    assert halved(over, 2) == 1
+    assert halved(lambda count: 1, 50) == 0
+    assert len(refused) < 20

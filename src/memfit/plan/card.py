@@ -274,16 +274,31 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
         unit, ends = 1, top
     start = min(ends, max(1, getattr(job, name) // unit))
     found = last(lambda count: short(count * unit), ends, start)
+    refused = found
     for _ in range(TRIES):
         if found < 1:
-            return 0
+            break
         over = look.over(job.replace(**{name: found * unit}))
         if over <= 0:
             return found * unit
+        refused = found
         half = max(1, found // 2)
         slope = (short(found * unit) - short(half * unit)) // max(1, found - half)
         found -= max(1, -(-over // slope) if slope > 0 else found // 8)
-    return 0
+    return halved(lambda count: look.over(job.replace(**{name: count * unit})), refused) * unit
+
+
+def halved(over: Callable[[int], int], refused: int) -> int:
+    """A number below `refused` that fits, near the largest; 0 where not even one does."""
+    if refused < 2 or over(1) > 0:
+        return 0
+    low, high = 1, refused
+    for _ in range(TRIES):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        low, high = (middle, high) if over(middle) <= 0 else (low, middle)
+    return low
 
 
 def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Row:
