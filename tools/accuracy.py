@@ -42,8 +42,8 @@ PAGE = """\
 How far memfit, and every known method of estimating, is off on figures that other people measured
 and published. Print it with `memfit accuracy`; `--worst 20` takes the worst cases apart, `--plot
 FILE.svg` draws the picture, and a file of rows of your own in the same form may follow ([JSON
-format](reference/json.md)). No constant is fitted to these figures: a correction names the code
-that allocates.
+format](reference/json.md)). No constant of a prediction is fitted to these figures: a correction
+names the code that allocates. The tail of the likely range is, and is called so.
 
 {summary}
 
