@@ -214,6 +214,8 @@ def test_a_plan_that_nothing_else_makes_fit() -> None:
         "attention": "sdpa",
         "liger": False,
         "checkpointing": "full",
+        "packing": True,
+        "clip": 0.0,
         "batch": 1,
         "global_batch": 1,
         "use": "ddp=1",
