@@ -49,8 +49,9 @@ setup: $(VENV)/.setup  ## the virtual environment of all tasks below, with torch
 test: setup            ## all tests; ARGS="-k allocator" narrows
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
-whole: setup           ## the fuzzer, the product of everything and the load at full length: minutes to hours
+whole: setup           ## the fuzzer, every option by trace, the product of everything, the load: minutes to hours
 	MEMFIT_CASES=200000 $(BIN)/python -m pytest -s tests/core/test_fuzz.py $(ARGS)
+	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/conformance/test_options.py $(ARGS)
 	MEMFIT_LOAD=20000 $(BIN)/python -m pytest tests/core/test_load.py $(ARGS)
 
 $(CACHE)/%/.setup: .ci/older/%.txt
