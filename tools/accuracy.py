@@ -308,7 +308,7 @@ def summary(data: dict[str, Any]) -> str:
         f"{ours['seen']} of {ours['asked']} runs out "
         "of memory "
         f"are foreseen; of {ours['fitted']} runs that went through, {ours['false_no']} "
-        "are called too large."
+        f"{'is' if ours['false_no'] == 1 else 'are'} called too large."
     )
 
 
