@@ -60,21 +60,29 @@ def sort_words(
     return own, rest, command, problems
 
 
+def form_of(own: dict[str, Any], problems: list[Problem]) -> str:
+    """The form of the answer; all problems with the options are raised."""
+    form = "json" if own.pop("json", False) else str(own.pop("format", "text"))
+    if form not in FORMATS:
+        problems.append(
+            Problem(
+                message=f"unknown format `{form[:40]}`",
+                where="format",
+                hint=f"one of {', '.join(FORMATS)}",
+            )
+        )
+    if problems:
+        raise InputError(*problems)
+    return form
+
+
 def run(words: Sequence[str], width: int) -> tuple[int, str]:
     """Exit code 0: it starts. 1: it does not. Unusable input raises."""
     from memfit.report.engine_answer import write
     from memfit.verb_engine import from_command
 
     own, rest, command, problems = sort_words(words)
-    form = "json" if own.pop("json", False) else own.pop("format", "text")
-    if form not in FORMATS:
-        problems.append(
-            Problem(
-                message=f"unknown format `{form[:40]}`", where="format", hint=f"one of {FORMATS}"
-            )
-        )
-    if problems:
-        raise InputError(*problems)
+    form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, help_page(own.get("engine", ""))
     try:
@@ -100,15 +108,7 @@ def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
 
     names = [name.replace("_", "-") for name in (*ASKED, *SPELLED)]
     own, rest, command, problems = sort_words(words, (*OWN, *names))
-    form = "json" if own.pop("json", False) else own.pop("format", "text")
-    if form not in FORMATS:
-        problems.append(
-            Problem(
-                message=f"unknown format `{form[:40]}`", where="format", hint=f"one of {FORMATS}"
-            )
-        )
-    if problems:
-        raise InputError(*problems)
+    form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, plan_help(own.get("engine", ""))
     asked = {SPELLED.get(key.replace("-", "_"), key): value for key, value in own.items()}

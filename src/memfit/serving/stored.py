@@ -8,11 +8,12 @@ modelopt.py, mxfp4.py, compressed_tensors/schemes/) and its `utils/marlin_utils*
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from memfit.errors import Problem
 from memfit.lazy_dataclass import dataclass
 
 HALF = 2  # bytes of bfloat16 and float16
@@ -195,6 +196,46 @@ def read_scheme(config: Any, name: str = "") -> Scheme | None:
     return (
         None if found is None else replace(found, name=method, skip=found.skip + skipped(settings))
     )
+
+
+# What engines can quantize 16-bit weights to while they load them.
+ONLINE: Mapping[str, Scheme] = {
+    "fp8": Scheme(name="fp8", kind="fp8", bits=8),
+    "bitsandbytes": Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64),
+}
+
+
+def scheme_of(
+    config: Mapping[str, Any],
+    problems: list[Problem],
+    *,
+    method: object = None,
+    online: Mapping[str, Scheme] = ONLINE,
+) -> Scheme:
+    """How the weights are stored once they are loaded; `method` quantizes plain ones meanwhile."""
+    found = read_scheme(config)
+    if found is None:
+        unknown = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
+        problems.append(
+            Problem(
+                message=f"unknown quantization method `{unknown}`",
+                where="config.quantization_config",
+            )
+        )
+        return PLAIN
+    if not method or found.kind != "plain":
+        return found
+    if str(method) not in online:
+        problems.append(
+            Problem(
+                message=f"the checkpoint is not quantized, so `{str(method)[:40]}` has nothing to "
+                "read",
+                where="quantization",
+                hint=f"these quantize while loading: {', '.join(online)}",
+            )
+        )
+        return found
+    return online[str(method)]
 
 
 def skipped(settings: Any) -> tuple[str, ...]:

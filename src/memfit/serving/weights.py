@@ -54,6 +54,35 @@ class Rank:
         return self.attention or self.tensor
 
 
+def attention_heads(model: Model) -> int | None:
+    """Query heads of the first layer that has attention; None in a model without."""
+    return next(
+        (
+            block.mixer.heads
+            for layer in model.layers
+            for block in layer.blocks
+            if isinstance(block.mixer, (Attention, Latent))
+        ),
+        None,
+    )
+
+
+def splits(heads: int) -> str:
+    """Numbers of ranks that share so many heads: `1, 2, 4, 8`."""
+    return ", ".join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)
+
+
+def number_width(model: Model, named: object = "") -> int:
+    """Bytes of the model's own numbers; fp32 checkpoints are loaded in 16 bits unless fp32 is
+    named."""
+    name = str(named or "auto")
+    if name in ("float", "float32"):
+        return 4
+    if name != "auto" or model.dtype == "float32":
+        return 2
+    return FORMATS.find(model.dtype).block_bytes
+
+
 def rank_sizes(model: Model, rank: Rank) -> list[int]:
     """Bytes of every tensor, in the order of allocation."""
     known: dict[tuple[int, frozenset[str]], list[int]] = {}
@@ -319,4 +348,14 @@ def two_thetas(model: Model) -> bool:
     )
 
 
-__all__ = ["Rank", "allocate", "kv_heads", "rank_bytes", "rank_sizes", "table_rows"]
+__all__ = [
+    "Rank",
+    "allocate",
+    "attention_heads",
+    "kv_heads",
+    "number_width",
+    "rank_bytes",
+    "rank_sizes",
+    "splits",
+    "table_rows",
+]

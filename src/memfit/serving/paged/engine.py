@@ -8,7 +8,6 @@ from dataclasses import field
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.formats import FORMATS
 from memfit.hardware.nccl import communicator
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
@@ -16,14 +15,20 @@ from memfit.model.modules import MLP, Attention, Latent, Model, MoE
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.parts import Recurrent
 from memfit.serving.result import Pool, ServingAnswer
-from memfit.serving.stored import PLAIN, Scheme, read_scheme
+from memfit.serving.stored import Scheme, scheme_of
 from memfit.serving.vllm.profile import layer_peak
-from memfit.serving.weights import Rank, kv_heads, rank_bytes
+from memfit.serving.weights import (
+    Rank,
+    attention_heads,
+    kv_heads,
+    number_width,
+    rank_bytes,
+    splits,
+)
 from memfit.units import GIB
 
 TORCH = (2, 7)  # that the engines of 2025 install, for NCCL's version
 EIGHTH, FOURTH = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fn", "int8", "8"), ("int4", "4")
-HALVES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,7 @@ class Paged:
     steps: int = 8192
     block: int = 1
     caches: str = "kv_cache_dtype"
+    eighths: tuple[str, ...] = ()  # kinds of weights that bring an fp8 cache along
     unified: bool = False
     grows: bool = False  # the cache holds what is asked of it, not all that there is room for
     weigh: Callable[[Setup], int] | None = None
@@ -275,7 +281,7 @@ def set_up(engine: Paged, question: Question) -> Setup:
     scheme = scheme_of(subject.config, problems)
     problems += split_problems(engine, model, tensor)
     raise_errors(problems)
-    width = width_of(model, options)
+    width = number_width(model, options.get("dtype"))
     length = int(options.get(engine.length) or 0) or model.positions or 2048
     step = int(options.get(engine.step) or 0) if engine.step else 0
     gpu = question.devices[0].gpu if question.devices else None
@@ -305,59 +311,28 @@ def set_up(engine: Paged, question: Question) -> Setup:
     )
 
 
-def scheme_of(config: Mapping[str, Any], problems: list[Problem]) -> Scheme:
-    """How the weights are stored."""
-    found = read_scheme(config)
-    if found is None:
-        method = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
-        problems.append(
-            Problem(
-                message=f"unknown quantization method `{method}`",
-                where="config.quantization_config",
-            )
-        )
-    return found or PLAIN
-
-
 def split_problems(engine: Paged, model: Model, tensor: int) -> list[Problem]:
     """Heads that the ranks cannot share."""
-    heads = next(
-        (
-            block.mixer.heads
-            for layer in model.layers
-            for block in layer.blocks
-            if isinstance(block.mixer, (Attention, Latent))
-        ),
-        tensor,
-    )
-    if tensor > 0 and heads % tensor == 0:
+    heads = attention_heads(model)
+    if tensor > 0 and (heads is None or heads % tensor == 0):
         return []
     return [
         Problem(
             message=f"{heads} attention heads cannot be split over {tensor} GPUs",
             where=engine.tensor,
-            hint=f"use {', '.join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)}",
+            hint=f"use {splits(heads or 0)}",
         )
     ]
 
 
-def width_of(model: Model, options: Mapping[str, Any]) -> int:
-    """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
-    name = str(options.get("dtype") or "auto")
-    if name in HALVES:
-        return HALVES[name]
-    return 2 if model.dtype == "float32" else FORMATS.find(model.dtype).block_bytes
-
-
 def cache_width(engine: Paged, options: Mapping[str, Any], scheme: Scheme, width: int) -> float:
-    """Bytes of a cached value. Without a word of it a ModelOpt checkpoint in 8 or 4 bits brings an
-    fp8 cache along (hf_quant_config.json `kv_cache_quant_algo`)."""
+    """Bytes of a cached value."""
     asked = str(options.get(engine.caches) or "auto").lower()
     if asked in FOURTH:
         return 0.5
     if asked in EIGHTH:
         return 1.0
-    if asked == "auto" and engine.name == "tensorrt-llm" and scheme.kind in ("fp8", "nvfp4"):
+    if asked == "auto" and scheme.kind in engine.eighths:
         return 1.0
     return float(width)
 

@@ -69,7 +69,6 @@ ENGINE = Paged(
         option("prefill_step_size", "int", "tokens of a step", default="2048", low=1),
         option("kv_bits", "text", "bits of the cache: 4 or 8", choices=("4", "8")),
         option("q_bits", "int", "quantize the weights, as `mlx_lm.convert` does", low=2, high=8),
-        option("dtype", "text", "numbers of weights and activations", default="auto"),
         *silent("model", "host", "port", "adapter_path", "log_level", "max_tokens", "prompt"),
         *silent("temp", "top_p", "kv_group_size", "chat_template"),
         *silent("trust_remote_code", kind="flag"),

@@ -84,8 +84,16 @@ ENGINE = Paged(
             low=0,
             high=1,
         ),
-        option("kv_cache_dtype", "text", "numbers of the cache: auto, fp8", default="auto"),
-        option("backend", "text", "pytorch, or tensorrt for an engine built before"),
+        option(
+            "kv_cache_dtype",
+            "text",
+            "numbers of the cache",
+            default="auto",
+            choices=("auto", "fp8"),
+        ),
+        option(
+            "backend", "text", "what runs the model", choices=("pytorch", "_autodeploy", "tensorrt")
+        ),
         *silent("host", "port", "log_level", "tokenizer", "extra_llm_api_options"),
         *silent("trust_remote_code", kind="flag"),
     ),
@@ -97,6 +105,8 @@ ENGINE = Paged(
     step="max_num_tokens",
     steps=8192,
     block=32,
+    # ModelOpt's checkpoints name it (hf_quant_config.json `kv_cache_quant_algo`)
+    eighths=("fp8", "nvfp4"),
     budget=budget,
     log=log_lines,
     rows=row_options,

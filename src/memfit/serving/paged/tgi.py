@@ -46,8 +46,10 @@ ENGINE = Paged(
             low=0,
             high=1,
         ),
-        option("kv_cache_dtype", "text", "numbers of the cache: fp8_e4m3fn, fp8_e5m2"),
-        option("dtype", "text", "numbers of weights and activations"),
+        option(
+            "kv_cache_dtype", "text", "numbers of the cache", choices=("fp8_e4m3fn", "fp8_e5m2")
+        ),
+        option("dtype", "text", "numbers of weights", choices=("float16", "bfloat16")),
         *silent("hostname", "port", "revision", "quantize", "max_concurrent_requests"),
         *silent("sharded", "trust_remote_code", "json_output", kind="flag"),
     ),

@@ -6,19 +6,23 @@ Source: `srt/server_args.py` (0.5.9); defaults by version are in `defaults.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.sglang.defaults import Launch, defaults_of
-from memfit.serving.stored import PLAIN, Scheme, read_scheme
-from memfit.serving.weights import Rank
+from memfit.serving.stored import ONLINE, Scheme, scheme_of
+from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import MIB
 
 NEWEST = "0.5.9"
+# `modelslim` is Ascend's int8
+SGLANG_ONLINE = {
+    **ONLINE,
+    "w8a8_int8": Scheme(name="w8a8_int8", kind="int8", bits=8),
+    "modelslim": Scheme(name="modelslim", kind="int8", bits=8),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,9 @@ def set_up(question: Question) -> Setup:
     tensor = int(options.get("tp_size") or 1)
     copies = int(options.get("dp_size") or 1)
     shared = bool(options.get("enable_dp_attention")) and copies > 1
-    scheme = scheme_of(subject.config, options, problems)
+    scheme = scheme_of(
+        subject.config, problems, method=options.get("quantization"), online=SGLANG_ONLINE
+    )
     problems += missing_attention(model)
     problems += split_problems(model, tensor // copies if shared else tensor)
     chunk, graphs = sizes_of(question, tensor)
@@ -93,7 +99,7 @@ def set_up(question: Question) -> Setup:
             )
         )
     length = int(options.get("context_length") or 0) or model.positions or 2048
-    width = width_of(model, options)
+    width = number_width(model, options.get("dtype"))
     experts = int(options.get("ep_size") or 1)
     whole = str(options.get("moe_a2a_backend") or "none") != "none"
     sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
@@ -134,39 +140,6 @@ def set_up(question: Question) -> Setup:
     )
 
 
-def scheme_of(
-    config: Mapping[str, Any], options: Mapping[str, Any], problems: list[Problem]
-) -> Scheme:
-    """How the weights are stored; `modelslim` is Ascend's int8."""
-    found = read_scheme(config)
-    if found is None:
-        name = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
-        problems.append(
-            Problem(
-                message=f"unknown quantization method `{name}`",
-                where="config.quantization_config",
-            )
-        )
-        return PLAIN
-    method = options.get("quantization")
-    if method and found.kind == "plain":
-        online = {
-            "fp8": Scheme(name="fp8", kind="fp8", bits=8),
-            "w8a8_int8": Scheme(name="w8a8_int8", kind="int8", bits=8),
-            "modelslim": Scheme(name="modelslim", kind="int8", bits=8),
-            "bitsandbytes": Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64),
-        }
-        if str(method) in online:
-            return online[str(method)]
-        problems.append(
-            Problem(
-                message=f"the checkpoint is not quantized, so `{method}` has nothing to read",
-                where="quantization",
-            )
-        )
-    return found
-
-
 def missing_attention(model: Model) -> list[Problem]:
     """SGLang 0.5.9 has no class for models without attention (`srt/models/`)."""
     if any(
@@ -185,23 +158,15 @@ def missing_attention(model: Model) -> list[Problem]:
 
 
 def split_problems(model: Model, ranks: int) -> list[Problem]:
-    heads = next(
-        (
-            block.mixer.heads
-            for layer in model.layers
-            for block in layer.blocks
-            if isinstance(block.mixer, (Attention, Latent))
-        ),
-        ranks,
-    )
-    if ranks > 0 and heads % ranks == 0:
+    heads = attention_heads(model)
+    if ranks > 0 and (heads is None or heads % ranks == 0):
         return []
     # an assertion in the layer of each family, with these two numbers
     return [
         Problem(
             message=f"{heads} attention heads are not divisible by {ranks} tensor parallel ranks",
             where="tp_size",
-            hint=f"use {', '.join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)}",
+            hint=f"use {splits(heads or 0)}",
         )
     ]
 
@@ -235,13 +200,3 @@ def fraction_of(question: Question, tensor: int, copies: int, chunk: int, graphs
     fraction = defaults.fraction(launch)
     vision = question.subject.config.get("vision_config")
     return fraction * defaults.vision(vision) if isinstance(vision, Mapping) else fraction
-
-
-def width_of(model: Model, options: Mapping[str, Any]) -> int:
-    """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
-    name = str(options.get("dtype") or "auto")
-    if name in ("float", "float32"):
-        return 4
-    return (
-        2 if name != "auto" or model.dtype == "float32" else FORMATS.find(model.dtype).block_bytes
-    )

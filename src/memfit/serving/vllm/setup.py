@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Attention, Latent, Model
+from memfit.model.modules import Model
 from memfit.serving.base import Question, Subject
-from memfit.serving.stored import Scheme, read_scheme
+from memfit.serving.stored import Scheme, scheme_of
 from memfit.serving.vllm.rules import NEWEST, Rules, parse, rules_of
-from memfit.serving.weights import Rank
+from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import GIB
 
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LARGE_GPU = 70 * GIB
 V0_TOKENS, LONG_V0 = 2048, 32768
 LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a step, as a server
@@ -69,7 +69,7 @@ def set_up(question: Question) -> Setup:
         int(options.get("pipeline_parallel_size", 1)),
     )
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
-    scheme = scheme_of(subject.config, options, problems)
+    scheme = scheme_of(subject.config, problems, method=options.get("quantization"))
     problems += list(split_problems(model, tensor, utilization))
     length = length_of(model, options, problems)
     width = width_of(model, options, problems)
@@ -155,48 +155,10 @@ def image_problems(config: Mapping[str, Any], options: Mapping[str, Any]) -> lis
     ]
 
 
-def scheme_of(
-    config: Mapping[str, Any], options: Mapping[str, Any], problems: list[Problem]
-) -> Scheme:
-    """How the weights are stored."""
-    found = read_scheme(config)
-    if found is None:
-        unknown = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
-        problems.append(
-            Problem(
-                message=f"unknown quantization method `{unknown}`",
-                where="config.quantization_config",
-            )
-        )
-        return Scheme()
-    method = options.get("quantization")
-    if method and found.kind == "plain":
-        if method == "fp8":
-            return Scheme(name="fp8", kind="fp8", bits=8)
-        if method == "bitsandbytes":
-            return Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64)
-        problems.append(
-            Problem(
-                message=f"the checkpoint is not quantized, so `{method}` has nothing to read",
-                where="quantization",
-                hint="fp8 and bitsandbytes quantize while loading",
-            )
-        )
-    return found
-
-
 def split_problems(model: Model, tensor: int, utilization: float) -> list[Problem]:
     """What vLLM refuses at its start, in its words."""
     found = []
-    heads = next(
-        (
-            block.mixer.heads
-            for layer in model.layers
-            for block in layer.blocks
-            if isinstance(block.mixer, (Attention, Latent))
-        ),
-        tensor,  # a model without attention has no heads to divide
-    )
+    heads = attention_heads(model) or tensor  # a model without attention has none to divide
     if heads % tensor:
         # config/model.py verify_with_parallel_config
         found.append(
@@ -204,7 +166,7 @@ def split_problems(model: Model, tensor: int, utilization: float) -> list[Proble
                 message=f"Total number of attention heads ({heads}) must be divisible by tensor "
                 f"parallel size ({tensor})",
                 where="tensor_parallel_size",
-                hint=f"use {', '.join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)}",
+                hint=f"use {splits(heads)}",
             )
         )
     if not 0 < utilization <= 1:
@@ -245,19 +207,15 @@ def state_dtype(config: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 
 
 def width_of(model: Model, options: Mapping[str, Any], problems: list[Problem]) -> int:
-    """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
+    """Bytes of a number."""
     name = str(options.get("dtype", "auto"))
-    if name == "auto":
-        return 2 if model.dtype == "float32" else FORMATS.find(model.dtype).block_bytes
-    known = {"half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
-    if name not in known:
+    if name not in DTYPES:
         problems.append(
             Problem(
-                message=f"`--dtype {name[:20]}` must be one of auto, {', '.join(known)}",
-                where="dtype",
+                message=f"`--dtype {name[:20]}` must be one of {', '.join(DTYPES)}", where="dtype"
             )
         )
-    return known.get(name, 2)
+    return number_width(model, name)
 
 
 def old_engine(question: Question, rules: Rules) -> bool:
