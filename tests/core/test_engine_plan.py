@@ -56,6 +56,25 @@ def test_context_at_a_number_of_users(engine: str) -> None:
     assert longer.figures["max_concurrency"] < 8
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "given"),
+    [
+        ("vllm", "Qwen/Qwen2.5-7B", {}),
+        ("vllm", "Qwen/Qwen2.5-7B", {"gpu_memory_utilization": 0.3}),
+        ("sglang", "llama-3.2-1b", {}),
+    ],
+)
+def test_every_row_starts(engine: str, model: str, given: dict[str, float]) -> None:
+    """The engine starts with the very options of each configuration that a plan shows."""
+    plan = plan_engine(model, engine=engine, gpu="rtx-4090", top=9, **given)
+    assert plan.rows
+    for row in (*plan.rows, *plan.close):
+        if row.weights != "awq-4bit":  # a checkpoint of its own
+            again = serve(model, engine=engine, gpu="rtx-4090", **row.options)
+            assert again.fits, (row.options, again.failure)
+            assert again.figures["max_concurrency"] >= 1
+
+
 def test_the_grid_has_its_edge_where_the_engine_has() -> None:
     plan = plan_engine("qwen3-8b", engine="vllm", gpu="h100-sxm", **LOAD)
     assert plan.grid is not None

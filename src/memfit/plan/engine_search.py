@@ -135,11 +135,10 @@ def candidates(question: EngineQuestion, cluster: Cluster) -> Iterator[Candidate
 
 
 def judged(question: EngineQuestion, cluster: Cluster, one: Candidate) -> EngineRow | None:
-    """The candidate with what it holds and how fast it is; None where the engine does not start
-    with a request of any length."""
+    """Rate one candidate: users, speed, missed goals. None if the engine cannot start."""
     load = question.load
     each = -(-load.users // one.replicas)
-    length = load.length or longest(question, cluster, one, max(1, each))
+    length = load.length or longest(question, cluster, one, each)
     if not length:
         return None
     asked = asked_of(question, cluster, one, length, each)
@@ -217,7 +216,8 @@ def packed(subject: Subject) -> Subject:
 
 
 def longest(question: EngineQuestion, cluster: Cluster, one: Candidate, each: int) -> int:
-    """The longest request of which `each` fit at once, up to the model's limit; 0: none."""
+    """The longest request of which `each` fit at once (0: one, at the engine's own settings), up to
+    the model's limit; 0: none."""
     model = question.subject.model
     low, high, found = SHORTEST, max(SHORTEST, (model.positions if model else 0) or UNLIMITED), 0
     fixed = question.fixed.get(question.planned.length)
@@ -226,7 +226,7 @@ def longest(question: EngineQuestion, cluster: Cluster, one: Candidate, each: in
     while low <= high:
         middle = (low + high) // 2
         answer = question.planned.engine.answer(asked_of(question, cluster, one, middle, each))
-        if not answer.failure and answer.figures.get("max_concurrency", 0) >= each:
+        if not answer.failure and answer.figures.get("max_concurrency", 0) >= max(1, each):
             found, low = middle, middle + 1
         else:
             high = middle - 1
