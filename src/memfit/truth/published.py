@@ -145,7 +145,12 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
     except Unfit as why:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
-        return refused(row, "the options contradict each other", str(bad.problems[0]))
+        first = bad.problems[0]
+        old = first.where == "job.versions"
+        reason = (
+            "a version that memfit does not know" if old else "the options contradict each other"
+        )
+        return refused(row, reason, str(first))
     return Case(
         id=row.id,
         source=row.origin,
