@@ -3,6 +3,7 @@ peaks are the trace's on sizes that no graph was captured with."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -68,14 +69,16 @@ def test_parameters_are_those_of_transformers(name: str, head: str) -> None:
 
 @pytest.mark.parametrize(("name", "head"), HEADS)
 def test_peaks_are_those_of_the_trace(name: str, head: str) -> None:
-    """A case each, in turn: a decoder has none of fp16 and none that is not trained."""
+    """A case each, in turn, all with MEMFIT_WHOLE: a decoder has none of fp16 and none that is not
+    trained."""
     row = CHAINS[name]
     cases = [CASES[place] for place in (0, 1, 3)] if row.pairs else CASES
-    case = cases[(row.heads.index(head) + sorted(CHAINS).index(name)) % len(cases)]
+    turn = (row.heads.index(head) + sorted(CHAINS).index(name)) % len(cases)
     pair = {"target_seq": 56} if row.pairs else {}
-    job = Job(**{"optimizer": "adamw_fused", "head": head, **case, **pair})
-    off = compared(unseen(row, head), job)
-    assert abs(off) <= WORST, f"{off:+.2%} {case}"
+    for case in cases if os.environ.get("MEMFIT_WHOLE") else [cases[turn]]:
+        job = Job(**{"optimizer": "adamw_fused", "head": head, **case, **pair})
+        off = compared(unseen(row, head), job)
+        assert abs(off) <= WORST, f"{off:+.2%} {case}"
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS))
