@@ -194,10 +194,11 @@ class RunChange:
 class WholeRun:
     """Many steps of different lengths. `steps` are those of one seeded order, replayed through the
     allocator without a limit. `died` and `retries`: what the same order does within the memory of
-    the GPU: the step that runs out of memory, and how often the cache is freed.
+    the GPU: the step that runs out of memory, and how often the cache is freed. `died_in` says
+    where: load, step, or the evaluation or merge after that step.
 
-    `probability`: that the run dies, over seeded orders and over how far estimates are off; `by`
-    has it after some steps, and half of the runs that die do so up to step `half`. `padding` is the
+    `probability`: that the run fails so, over seeded orders and over how far estimates are off;
+    `by` has it after some steps, and half of the failures come up to step `half`. `padding` is the
     share of padding among all tokens; `seconds` are those of the whole run."""
 
     texts: Texts
@@ -214,6 +215,7 @@ class WholeRun:
     half: int | None
     orders: int
     died: int | None
+    died_in: str
     retries: int
     squeezed: int | None
     padding: float
@@ -222,9 +224,3 @@ class WholeRun:
     replays: int
     changes: tuple[RunChange, ...] = ()
     checkpoints: Checkpoints | None = None  # None where gathering sharded weights is not modelled
-
-    @property
-    def grown(self) -> int:
-        """By how much what is reserved grew after the first ten steps."""
-        early = self.steps[min(9, len(self.steps) - 1)].reserved
-        return self.steps[-1].reserved - early

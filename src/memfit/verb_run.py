@@ -251,6 +251,8 @@ def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
             if run.probability > 1 - CERTAIN
             else "fits"
         )
+    if run.died is not None and verdict == "fits":
+        verdict = "tight"  # whatever the other orders do, the replayed one does not go through
     return dataclasses.replace(
         found,
         run=run,

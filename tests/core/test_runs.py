@@ -180,6 +180,40 @@ def test_evaluations_and_the_merge_come_at_their_steps() -> None:
     assert both.steps[1].reserved <= both.steps[2].reserved
 
 
+def test_an_evaluation_that_finds_no_memory_does_not_fit() -> None:
+    spec = "uniform:min=50,max=2000"
+    options: dict[str, Any] = {
+        "method": "lora", "batch": 1, "steps": 4, "seq": 2048, "lengths": spec, **FEW
+    }  # fmt: skip
+    evaluated = {"evaluate": True, "evaluate_every": 2, "eval_batch": 16}
+    found = memfit.estimate(SMALL, memory="4784MiB", **evaluated, **options)
+    run = found.run
+    assert run is not None
+    assert (run.died, run.died_in) == (3, "evaluation")
+    assert found.verdict == "tight"
+    said = found.summary()
+    assert "this order runs out of memory in the evaluation after step 4" in said
+    assert "fits only because" not in said
+    chances = []
+    for more in ({}, evaluated):
+        less = memfit.estimate(SMALL, memory="3GiB", **more, **options)
+        assert less.run is not None
+        chances.append([chance for _, chance in less.run.by])
+    assert chances[0] == [0, 0, 0]
+    assert chances[1] == [0, 1, 1]  # after the first evaluation
+    assert less.verdict == "no"
+
+
+def test_a_merge_that_finds_no_memory_counts() -> None:
+    one = asked(method="lora", batch=1, seq=16, merge=True, **FEW)
+    course = Course(steps=((16,), (8,)), merged=True)
+    free = replay_run(cuts_of(one), course, Settings())
+    assert free.merge is not None
+    steps = max(step.reserved for step in (free.load, *free.steps))
+    short = replay_run(cuts_of(one), course, Settings(), steps)
+    assert (short.died, short.died_in, len(short.steps)) == (1, "merge", 2)
+
+
 def test_checkpoints_are_counted_and_weighed() -> None:
     found = memfit.estimate(
         SMALL, gpu="rtx-4090", method="lora", batch=1, steps=6, save_every=2,

@@ -1,5 +1,5 @@
-"""A whole run over real lengths: its memory as a curve, how likely it dies, and what would change
-that."""
+"""A whole run over real lengths: its memory as a curve, how likely it runs out of memory, and what
+would change that."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ RUN: tuple[tuple[str, str, str], ...] = (
     ("run.probability", "number?", "that the run runs out of memory; null without a GPU"),
     ("run.by", "[]object", "the same after some of the steps"),
     ("run.by[].step", "integer", "step, from 1"),
-    ("run.by[].probability", "number", "that the run has died up to this step"),
-    ("run.half", "integer?", "half of the runs that die do so up to this step"),
+    ("run.by[].probability", "number", "that it does so up to this step"),
+    ("run.half", "integer?", "half of these failures come up to this step"),
     ("run.orders", "integer", "seeded orders that the probability is taken over"),
     ("run.died", "integer?", "step at which the replayed order runs out of this GPU's memory"),
+    ("run.died_in", "string?", "there: load, step, or the evaluation or merge after the step"),
     ("run.retries", "integer", "how often the allocator frees its cache in the replayed order"),
     ("run.padding", "number", "share of padding among all tokens"),
     ("run.seconds", "number?", "time of the replayed steps; null if unknown"),
@@ -89,6 +90,7 @@ def data(run: WholeRun | None) -> dict[str, Any] | None:
         "half": run.half,
         "orders": run.orders,
         "died": None if run.died is None else run.died + 1,
+        "died_in": run.died_in or None,
         "retries": run.retries,
         "padding": run.padding,
         "seconds": run.seconds,
@@ -114,16 +116,30 @@ def chance(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def counted(number: int, name: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
+def where(phase: str, step: int) -> str:
+    """Where a run ends: `in step 5`, `in the evaluation after step 4`."""
+    if phase == "load":
+        return "while the model is loaded"
+    return f"in step {step:,}" if phase == "step" else f"in the {phase} after step {step:,}"
+
+
 def headline(estimate: Estimate) -> Iterator[str]:
-    """How likely the run dies, and by which step: a line behind the verdict."""
+    """How likely the run runs out of memory, and by which step: a line behind the verdict."""
     run = estimate.run
     if run is None or run.probability is None:
         return
-    steps = f"{len(run.steps):,} steps"
+    steps = counted(len(run.steps), "step")
     if run.probability == 0:
-        yield f"no order of the texts runs out of memory in {steps}"
+        orders = "the only order" if run.orders == 1 else f"none of {run.orders} orders"
+        verb = "does not run" if run.orders == 1 else "runs"
+        yield f"{orders} of the texts {verb} out of memory in {steps}"
         return
-    by = "" if run.half is None else f", half of it by step {run.half:,}"
+    by = "" if run.half is None else f", half of these failures come by step {run.half:,}"
     yield f"{chance(run.probability)} chance of running out of memory in {steps}{by}"
 
 
@@ -135,7 +151,7 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
     of = f" of {run.epoch:,} in an epoch" if len(run.steps) < run.epoch else ""
     if len(run.steps) > run.epoch:
         of = f", {len(run.steps) / run.epoch:.3g} epochs"
-    yield f"whole run  {len(run.steps):,} steps{of}, texts {run.order}, seed {run.seed}"
+    yield f"whole run  {counted(len(run.steps), 'step')}{of}, texts {run.order}, seed {run.seed}"
     yield (
         f"texts      {texts.origin}; mean {texts.mean:,.0f} tokens, median {texts.median:,}, "
         f"99 % below {texts.p99:,}, longest {texts.longest:,}"
@@ -149,7 +165,7 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
         f"{line}, {gib(run.worst.allocated)} GiB allocated"
     )
     if run.died is not None:
-        yield f"dies       this order runs out of memory in step {run.died + 1:,}"
+        yield f"fails      this order runs out of memory {where(run.died_in, run.died + 1)}"
     if run.evaluation is not None:
         yield f"evaluation {gib(run.evaluation)} GiB allocated, on batches of the longest texts"
     if run.checkpoints is not None:
@@ -167,7 +183,7 @@ def whole_run_lines(estimate: Estimate, width: int) -> Iterator[str]:
 
 
 def checkpoint_words(saved: Checkpoints) -> str:
-    many = "1 checkpoint" if saved.count == 1 else f"{saved.count:,} checkpoints"
+    many = counted(saved.count, "checkpoint")
     return (
         f"saving     {many}, weights {gib(saved.weights)} GiB and optimizer states "
         f"{gib(saved.states)} GiB; needs no GPU memory"
@@ -205,8 +221,8 @@ def marks(run: WholeRun) -> Iterator[RunStep]:
 def changes(run: WholeRun) -> Iterator[str]:
     if not run.changes:
         return
-    many = min(COMPARED, len(run.steps))
-    yield f"what would change it (reserved after {many:,} steps, chance of running out of memory)"
+    many = counted(min(COMPARED, len(run.steps)), "step")
+    yield f"what would change it (reserved after {many}, chance of running out of memory)"
     for one in run.changes:
         yield f"  {one.flags or one.name:<38}{change_words(one)}"
 

@@ -119,7 +119,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
             f"runs out of memory in {place(estimate.failure.at, estimate)}: requests "
             f"{asked}, {left} left"
         )
-    if estimate.retries:
+    if estimate.retries and (estimate.run is None or estimate.run.died is None):
         yield (
             "fits only because the allocator frees its cache and tries again, "
             f"{times(estimate.retries)}"

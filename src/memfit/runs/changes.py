@@ -14,7 +14,7 @@ from memfit.simulate.run import Course
 from memfit.simulate.settings import Settings
 
 COMPARED = 200  # steps that every change is replayed for
-RARE = 0.05  # a run that dies less often fits: as the likely range has one in twenty above it
+RARE = 0.05  # a run that fails less often fits: as the likely range has one in twenty above it
 CONFS = ("expandable_segments:True", "max_split_size_mb:512")
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)  # of the longest batch
 AS_IT_IS = "as it is"
@@ -22,7 +22,7 @@ AS_IT_IS = "as it is"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A run as it is: what it was replayed on, and how likely it dies."""
+    """A run as it is: what it was replayed on, and how likely it runs out of memory."""
 
     walker: Walker
     given: Given
@@ -38,14 +38,16 @@ class Setting:
         """The risk under other settings."""
         if self.risk is None:
             return None
-        return Risk(walker, settings, self.risk.usual, self.given.sampling.accumulate)
+        return Risk(walker, settings, self.risk.usual, self.risk.course)
 
 
 def changes(setting: Setting, settings: Settings) -> Iterator[RunChange]:
     """Each with what is reserved after so many steps that all of them are replayed for."""
     walker, job = setting.walker, setting.walker.job
-    course = walker.course(setting.made)
-    course = Course(steps=course.steps[:COMPARED])
+    course = walker.course(setting.made, setting.given.evaluate_every)
+    steps = course.steps[:COMPARED]
+    merged = course.merged and len(steps) == len(course.steps)
+    course = dataclasses.replace(course, steps=steps, merged=merged)
     yield RunChange(
         name=AS_IT_IS,
         flags="",
@@ -83,13 +85,13 @@ def packed(setting: Setting, settings: Settings) -> Iterator[RunChange]:
         name="packing",
         flags="--packing",
         reserved=reserved,
-        probability=None if risk is None else risk.chance(limit),
+        probability=None if risk is None else risk.by((((0, limit),),), given.count)[-1],
         slower=None if one is None or not setting.seconds else one * steps / setting.seconds - 1,
     )
 
 
 def shorter(setting: Setting) -> Iterator[RunChange]:
-    """The longest limit at which the run rarely dies, where it often does now."""
+    """The longest limit at which the run rarely runs out of memory, where it often does now."""
     risk, now = setting.risk, setting.chance(setting.risk)
     if risk is None or now is None or now <= RARE:
         return

@@ -1,5 +1,5 @@
-"""How likely a run dies, and by which step: over seeded orders of its texts, and over how far
-estimates are off."""
+"""How likely a run runs out of memory, and by which step: over seeded orders of its texts, and over
+how far estimates are off."""
 
 from __future__ import annotations
 
@@ -42,30 +42,59 @@ def records(given: Given) -> Records:
 
 
 class Risk:
-    """A step of so many tokens dies where what it needs, times how far published peaks were off, is
-    more than the GPU offers."""
+    """A step of so many tokens runs out of memory where what it needs, times how far published
+    peaks were off, is more than the GPU offers; so does an evaluation, and the merge at the end.
+    `course`: the run, with its evaluations."""
 
-    def __init__(self, walker: Walker, settings: Settings, usual: int, accumulate: int) -> None:
+    def __init__(self, walker: Walker, settings: Settings, usual: int, course: Course) -> None:
         found = walker.found
         assert found.usable is not None
-        self.walker, self.settings = walker, settings
-        self.usual, self.accumulate = walker.shape(usual), accumulate
+        self.walker, self.settings, self.course = walker, settings, course
+        self.usual, self.accumulate = walker.shape(usual), len(course.steps[0])
         self.usable, self.outside = found.usable[0], found.outside
         self.gaps = self._gaps()
         self.chance = cache(self._chance)
+        self.of_evaluation, self.of_merge = cache(self._of_evaluation), cache(self._of_merge)
 
     def _chance(self, tokens: int) -> float:
-        return exceeding(self.usable / (self.gaps * self.walker.live(tokens) + self.outside))
+        return self._beyond(self.gaps * self.walker.live(tokens))
+
+    def _beyond(self, need: float) -> float:
+        return exceeding(self.usable / (need + self.outside))
+
+    def _of_evaluation(self, tokens: int) -> float:
+        """That a batch of texts of so many tokens is too large to be evaluated."""
+        steps = ((self.usual,) * self.accumulate,) * 2
+        return self._beyond(self._least(Course(steps=steps, evaluate_every=2, longest=tokens))[1])
+
+    def _of_merge(self) -> float:
+        steps = ((self.usual,) * self.accumulate,) * 2
+        return self._beyond(self._least(Course(steps=steps, merged=True))[1])
+
+    def ends(self, count: int, limit: int | None) -> list[tuple[int, float]]:
+        """(step, probability) of the first evaluation, which is as large as all later ones, and of
+        the merge."""
+        every, found = self.course.evaluate_every, list[tuple[int, float]]()
+        if 0 < every <= count:
+            longest = self.course.longest or self.walker.top
+            found.append((every - 1, self.of_evaluation(min(longest, limit or longest))))
+        if self.course.merged:
+            found.append((count - 1, self.of_merge()))
+        return found
 
     def by(self, orders: Records, count: int, limit: int | None = None) -> list[float]:
-        """The probability that the run has died after each step; `limit`: with texts cut there."""
-        changes = [0.0] * count
+        """The probability that the run has ended after each step; `limit`: with texts cut there."""
+        changes, ends = [0.0] * count, self.ends(count, limit)
         for order in orders:
             known = 0.0
-            for step, tokens in order:
-                chance = self.chance(tokens if limit is None else min(tokens, limit))
-                changes[step] += (chance - known) / len(orders)
-                known = chance
+            steps = (
+                (step, self.chance(tokens if limit is None else min(tokens, limit)))
+                for step, tokens in order
+            )
+            for step, chance in sorted((*steps, *ends)):
+                if chance > known:
+                    changes[step] += (chance - known) / len(orders)
+                    known = chance
         return [min(1.0, max(0.0, one)) for one in accumulate(changes)]
 
     def _gaps(self) -> float:
@@ -73,7 +102,12 @@ class Risk:
         allocator gives back what is free as a whole, not the gaps between live blocks."""
         walker, many = self.walker, self.accumulate
         steps = ((self.usual,) * many, (self.usual,) * many, (walker.top,) * many)
-        course = Course(steps=steps)
+        live, least = self._least(Course(steps=steps))
+        return least / live
+
+    def _least(self, course: Course) -> tuple[int, int]:
+        """The live peak, and the least memory in which the course goes through."""
+        walker = self.walker
         free = walker.replay(course, self.settings)
         low, high = free.allocated, free.reserved
         for _ in range(NARROW):
@@ -82,7 +116,7 @@ class Risk:
                 high = middle
             else:
                 low = middle
-        return high / free.allocated
+        return free.allocated, high
 
 
 def checkpoints(count: int) -> tuple[int, ...]:
@@ -92,7 +126,7 @@ def checkpoints(count: int) -> tuple[int, ...]:
 
 
 def half_of(by: Sequence[float]) -> int | None:
-    """The step until which half of the runs that die have died; from 1."""
+    """The step until which half of the runs that run out of memory have done so; from 1."""
     if not by or by[-1] <= 0:
         return None
     return bisect_left(by, by[-1] / 2) + 1

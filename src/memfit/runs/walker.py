@@ -93,8 +93,9 @@ class Walker:
             return replay_run(self.cuts, course, settings, capacity, total=total)
 
     def _live(self, tokens: int) -> int:
-        """The live peak of a run of steps of one length."""
-        found, job = self.found, dataclasses.replace(self.job, seq=tokens)
+        """The live peak of a run of steps of one length; evaluations and the merge count apart."""
+        found = self.found
+        job = dataclasses.replace(self.job, seq=tokens, evaluate=False, merge=False)
         tape = lower(found.model, job, found.strategy, found.cluster, compact=True)
         return peaks(tape).allocated
 

@@ -34,13 +34,14 @@ def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
         room = max(0, found.usable[0] - found.outside)
         limited = walker.replay(course, settings, room) if free.reserved > room else None
         orders = records(given)
-        risk = Risk(walker, settings, usual(made), given.sampling.accumulate)
+        risk = Risk(walker, settings, usual(made), course)
         by = risk.by(orders, given.count)
     seconds = walker.total_seconds(made, given.sampling.ranks)
     setting = Setting(
         walker=walker, given=given, made=made, risk=risk, orders=orders, seconds=seconds
     )
-    wanted = given.compared or (by and by[-1] > RARE)
+    died = limited is not None and limited.died is not None
+    wanted = given.compared or died or (by and by[-1] > RARE)
     return WholeRun(
         texts=texts_of(given),
         order=given.sampling.order,
@@ -59,6 +60,7 @@ def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
         half=half_of(by),
         orders=len(orders),
         died=None if limited is None else limited.died,
+        died_in="" if limited is None else limited.died_in,
         retries=0 if limited is None else limited.retries,
         squeezed=None if limited is None or limited.died is not None else limited.reserved,
         padding=made.padding,

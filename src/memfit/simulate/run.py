@@ -59,8 +59,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The steps that went through; `oom` is the request that ended the run, in step `died`.
-    `replays`: how many steps were really replayed."""
+    """The steps that went through; `oom` is the request that ended the run, in step `died`, in its
+    phase `died_in`: load, step, or the evaluation or merge after that step. `replays`: how many
+    steps were really replayed."""
 
     steps: tuple[Step, ...]
     load: Step
@@ -68,6 +69,7 @@ class Replayed:
     merge: Step | None
     oom: OutOfMemory | None
     died: int | None
+    died_in: str
     replays: int
 
     @property
@@ -265,10 +267,11 @@ def replay_run(
     load, failure = run.played([present(cuts(course.steps[0][0], True).load)])
     found: list[Step] = []
     known = _Known()
-    replays, evaluation = 0, None
+    replays, evaluation, phase = 0, None, "load"
     for number, lengths in enumerate(course.steps):
         if failure is not None:
             break
+        phase = "step"
         step = known.step(lengths) if number else None
         if step is None:
             parts, failure = run.step(cuts, lengths, first=not number)
@@ -279,11 +282,13 @@ def replay_run(
         if failure is None:
             found.append(step)
         if course.evaluate_every and (number + 1) % course.evaluate_every == 0 and failure is None:
+            phase = "evaluation"
             evaluate = cuts(course.longest or lengths[0], False).evaluate
             evaluation, failure = run.played(evaluate)
             known.layout = run.allocator.layout()
     merge = None
     if course.merged and failure is None:
+        phase = "merge"
         merge, failure = run.played(cuts(course.steps[-1][-1], False).merge)
     return Replayed(
         steps=tuple(found),
@@ -291,7 +296,8 @@ def replay_run(
         evaluation=evaluation,
         merge=merge,
         oom=failure,
-        died=len(found) if failure is not None else None,
+        died=None if failure is None else len(found) - (phase in ("evaluation", "merge")),
+        died_in="" if failure is None else phase,
         replays=replays,
     )
 
