@@ -75,6 +75,31 @@ def test_every_row_starts(engine: str, model: str, given: dict[str, float]) -> N
             assert again.figures["max_concurrency"] >= 1
 
 
+def test_no_more_users_than_the_engine_runs() -> None:
+    """vLLM runs 256 requests at once on a small card, or as many as `max_num_seqs` says."""
+    short = {"in": 64, "out": 64}
+    for given, most in (({}, 256), ({"max_num_seqs": 100}, 100)):
+        plan = plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", **short, **given)
+        assert max(row.users for row in plan.rows) == most
+        assert all(row.speed is not None and row.speed.first < 5 for row in plan.rows)
+    late = plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", users=8, max_num_seqs=4)
+    assert not late.fits
+    assert late.close[0].missed == ("4 users fit",)
+
+
+def test_a_step_full_of_decoding_takes_no_prompt() -> None:
+    """A step of 128 tokens has no place for a prompt beside 128 that decode."""
+    plan = plan_engine(
+        "qwen3-0.6b",
+        engine="vllm",
+        gpu="rtx-4090",
+        users=200,
+        **{"in": 64, "out": 64},
+        max_num_batched_tokens=128,
+    )
+    assert all(row.speed is None for row in (*plan.rows, *plan.close))
+
+
 def test_the_grid_has_its_edge_where_the_engine_has() -> None:
     plan = plan_engine("qwen3-8b", engine="vllm", gpu="h100-sxm", **LOAD)
     assert plan.grid is not None

@@ -143,8 +143,7 @@ def judged(question: EngineQuestion, cluster: Cluster, one: Candidate) -> Engine
         return None
     asked = asked_of(question, cluster, one, length, each)
     answer = question.planned.engine.answer(asked)
-    holds = 0 if answer.failure else int(answer.figures.get("max_concurrency", 0))
-    users = holds * one.replicas
+    users = 0 if answer.failure else seats(question, asked, each, answer) * one.replicas
     serving = load.users or users
     speed = None if answer.failure else speed_of(question, cluster, one, asked, serving)
     known = price(cluster.gpu)
@@ -166,6 +165,16 @@ def judged(question: EngineQuestion, cluster: Cluster, one: Candidate) -> Engine
         dollars=known.dollars * cluster.gpus * MILLION / HOUR / made if known and made else None,
         missed=tuple(missed(load, users, answer, speed)),
     )
+
+
+def seats(question: EngineQuestion, asked: Question, each: int, answer: ServingAnswer) -> int:
+    """Users of one copy: what the cache holds, and no more than the engine runs at once where the
+    plan does not set that itself."""
+    planned = question.planned
+    room = int(answer.figures.get("max_concurrency", 0))
+    if each and planned.users not in question.fixed:
+        return room
+    return min(room, planned.on_rank(asked).requests)
 
 
 def missed(load: Load, users: int, answer: ServingAnswer, speed: Speed | None) -> Iterator[str]:
@@ -264,10 +273,12 @@ def speed_of(
 def prompt_seconds(
     engine: Engine, prompt: int, chunk: int, decoding: int, context: int
 ) -> float | None:
-    """A prompt in pieces, each in a step with those that decode."""
+    """A prompt in pieces, each in a step with those that decode; None where they leave no room."""
+    if decoding >= chunk:
+        return None
     total, before = 0.0, 0
     while before < prompt:
-        part = min(max(1, chunk - decoding), prompt - before)
+        part = min(chunk - decoding, prompt - before)
         each = step_seconds(
             engine, Step(decoding=decoding, context=context, prompt=part, before=before)
         )

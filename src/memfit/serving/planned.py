@@ -24,12 +24,13 @@ PLANNED: dict[str, str] = {
 @dataclass(frozen=True, kw_only=True)
 class OnRank:
     """The model on one rank: `cached` bytes of a cached number, `chunk` tokens of a prompt that
-    one step takes."""
+    one step takes, `requests` that run at once at most."""
 
     model: Model
     rank: Rank
     cached: int
     chunk: int
+    requests: int
 
 
 @dataclass(frozen=True, kw_only=True)

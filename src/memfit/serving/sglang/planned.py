@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.serving.base import Question
 from memfit.serving.planned import OnRank, PlannedEngine
-from memfit.serving.sglang.engine import SGLang
+from memfit.serving.sglang.engine import MOST_RUNNING, SGLang
 from memfit.serving.sglang.setup import set_up
 
 
@@ -13,7 +13,11 @@ def on_rank(question: Question) -> OnRank:
     eighth = setup.kv_dtype.startswith("fp8")
     chunk = setup.chunk if setup.chunk > 0 else setup.length
     return OnRank(
-        model=setup.model, rank=setup.rank, cached=1 if eighth else setup.width, chunk=chunk
+        model=setup.model,
+        rank=setup.rank,
+        cached=1 if eighth else setup.width,
+        chunk=chunk,
+        requests=setup.running or MOST_RUNNING,
     )
 
 

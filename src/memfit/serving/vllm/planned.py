@@ -16,6 +16,7 @@ def on_rank(question: Question) -> OnRank:
         rank=setup.rank,
         cached=cached_width(setup.kv_dtype, setup.width),
         chunk=setup.batched,
+        requests=setup.requests,
     )
 
 
