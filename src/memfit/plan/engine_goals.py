@@ -29,6 +29,16 @@ class Load:
         """Tokens of one request."""
         return self.prompt + self.output
 
+    @property
+    def given(self) -> bool:
+        """Whether anything is said of it."""
+        return bool(self.users or self.length or self.first or self.token)
+
+
+def users_fit(count: int) -> str:
+    """`1 user fits`, `2 users fit`."""
+    return "1 user fits" if count == 1 else f"{count:,} users fit"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineQuestion:
@@ -98,6 +108,7 @@ class EnginePlan:
     grid: Grid | None = None
     dollars: float | None = None  # of an hour of one GPU
     price_note: str = ""
+    market: bool = False  # the cheapest machine was looked for
     passed: tuple[str, ...] = ()  # cheaper machines, each with its reason
     problems: tuple[Problem, ...] = ()
 
@@ -106,4 +117,4 @@ class EnginePlan:
         return bool(self.rows)
 
 
-__all__ = ["EnginePlan", "EngineQuestion", "EngineRow", "Grid", "Load", "Speed"]
+__all__ = ["EnginePlan", "EngineQuestion", "EngineRow", "Grid", "Load", "Speed", "users_fit"]

@@ -12,7 +12,15 @@ from memfit.errors import InputError
 from memfit.hardware import Cluster
 from memfit.hardware.prices import price
 from memfit.lazy_dataclass import dataclass
-from memfit.plan.engine_goals import EnginePlan, EngineQuestion, EngineRow, Grid, Load, Speed
+from memfit.plan.engine_goals import (
+    EnginePlan,
+    EngineQuestion,
+    EngineRow,
+    Grid,
+    Load,
+    Speed,
+    users_fit,
+)
 from memfit.plan.engine_weights import EIGHT, FOUR, OWN
 from memfit.plan.market import machines
 from memfit.serving.base import Device, Question, Subject
@@ -82,19 +90,29 @@ def plan_engine(question: EngineQuestion, cluster: Cluster) -> EnginePlan:
 
 def cheapest_engine(question: EngineQuestion, most: int) -> EnginePlan:
     """The plan on the first machine, by what an hour of it costs, that holds the load; of cheaper
-    ones it says why they do not."""
+    ones it says why they do not, or why the engine refuses them."""
     passed: list[str] = []
     found: EnginePlan | None = None
+    tensor = int(question.fixed.get(question.planned.tensor) or 1)
+    last = InputError.one(
+        f"no machine with a public price shares layers over {tensor} GPUs",
+        where=question.planned.tensor,
+    )
     for dollars, cluster in machines():
-        if cluster.gpus > most:
+        if cluster.gpus > most or cluster.gpus_per_node % tensor:
             continue
-        found = plan_engine(question, cluster)
-        if found.fits:
-            return replace(found, passed=tuple(passed))
-        why = ", ".join(found.close[0].missed) if found.close else "no request fits"
+        try:
+            found = plan_engine(question, cluster)
+        except InputError as error:
+            last, why = error, error.problems[0].message
+        else:
+            if found.fits:
+                return replace(found, market=True, passed=tuple(passed))
+            why = ", ".join(found.close[0].missed) if found.close else "no request fits"
         passed.append(f"${dollars:,.2f} per hour, {cluster.name}: {why}")
-    assert found is not None
-    return replace(found, passed=tuple(passed))
+    if found is None:
+        raise last
+    return replace(found, market=True, passed=tuple(passed))
 
 
 def order(row: EngineRow) -> tuple[Any, ...]:
@@ -183,7 +201,7 @@ def missed(load: Load, users: int, answer: ServingAnswer, speed: Speed | None) -
         yield "the engine does not start"
         return
     if users < max(1, load.users):
-        yield f"{users} users fit"
+        yield users_fit(users)
     for what, limit, value in (
         ("time to first token", load.first, speed.first if speed else None),
         ("time per output token", load.token, speed.token if speed else None),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from memfit.plan.engine_goals import EnginePlan, EngineRow, Grid, Load
+from memfit.plan.engine_goals import EnginePlan, EngineRow, Grid, Load, users_fit
 from memfit.plan.engine_weights import WEIGHTS
 from memfit.report.engine_answer import folded
 from memfit.units import GIB
@@ -103,9 +103,12 @@ def verdict(plan: EnginePlan) -> Iterator[str]:
     engine = question.planned.engine.title
     if plan.rows:
         best = plan.rows[0]
-        yield f"{best.users:,} users fit, {said(load, best)}"
+        yield f"{users_fit(best.users)}, {said(load, best)}"
     elif plan.close:
-        yield f"nothing holds the load; the nearest: {', '.join(plan.close[0].missed)}"
+        what = "nothing holds the load" if load.given else "nothing fits"
+        yield f"{what}; the nearest: {', '.join(plan.close[0].missed)}"
+    elif plan.market:
+        yield "not even one request fits, on any machine with a public price"
     else:
         yield "not even one request fits; `--gpu cheapest` finds a machine"
     version = (plan.rows or plan.close)[0].answer.version if plan.rows or plan.close else ""
