@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from memfit import spellings
 from memfit.errors import InputError, Problem
 from memfit.report import FORMATS
 
@@ -104,16 +105,13 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
 def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
     """`memfit plan --engine NAME`. Exit code 0: something holds the load. 1: nothing does."""
     from memfit.report.engine_plan import write
-    from memfit.verb_engine_plan import ASKED, SPELLED, plan_from_words
+    from memfit.verb_engine_plan import OF_A_PLAN, plan_from_words
 
-    names = [name.replace("_", "-") for name in (*ASKED, *SPELLED)]
-    own, rest, command, problems = sort_words(words, (*OWN, *names))
+    own, rest, command, problems = sort_words(words, (*OWN, *spellings.names(OF_A_PLAN)))
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, plan_help(own.get("engine", ""))
-    asked = {SPELLED.get(key.replace("-", "_"), key): value for key, value in own.items()}
-    engine = asked.pop("engine", "")
-    plan = plan_from_words([*rest, *command], engine, asked)
+    plan = plan_from_words([*rest, *command], own.pop("engine", ""), own)
     return (FITS if plan.fits else DOES_NOT), write(plan, form, width=width)
 
 

@@ -216,6 +216,15 @@ SPELLINGS: dict[str, Spelling] = {
         also=("max-new-tokens", "max-tokens", "output-tokens", "output-len", "n-predict"),
         thousand=1024,
     ),
+    "requests": Spelling(also=("users",)),
+    "max_first": Spelling(also=("ttft",)),
+    "max_token": Spelling(also=("tpot",)),
+    # of plans for a serving engine
+    "users": Spelling(also=("requests",)),
+    "in": Spelling(also=("seq",), thousand=1024),
+    "out": Spelling(also=("new-tokens",), thousand=1024),
+    "ttft": Spelling(also=("max-first",)),
+    "tpot": Spelling(also=("max-token",)),
     "beams": Spelling(also=("num-beams",)),
     "evaluate": Spelling(also=("do-eval",)),
     "eval_batch": Spelling(also=("per-device-eval-batch-size", "eval-batch-size")),
@@ -268,6 +277,17 @@ def meanings(known: frozenset[str]) -> Mapping[str, tuple[Meaning, ...]]:
             found[name] = (*found.get(name, ()), meaning)
     own = {name.replace("_", "-") for name in known}
     return {name: said for name, said in found.items() if name not in own}
+
+
+def names(known: Iterable[str]) -> tuple[str, ...]:
+    """The options `known` and their other names that take a value, with dashes."""
+    own = frozenset(known)
+    others = [
+        name
+        for name, said in meanings(own).items()
+        if all(one.yes is None and one.no is None and not one.form for one in said)
+    ]
+    return (*(name.replace("_", "-") for name in own), *others)
 
 
 def value(option: str, given: Any) -> Any:

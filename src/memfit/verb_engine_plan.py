@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memfit import spellings
 from memfit.errors import Problem, raise_errors
 from memfit.registry import nearest
 from memfit.units import parse_seconds
-from memfit.verb_engine import subject_for
+from memfit.verb_engine import COMMON, subject_for
 from memfit.words import cluster_of, gather
 
 if TYPE_CHECKING:
     from memfit.plan.engine_goals import EnginePlan, Load
+    from memfit.serving.planned import PlannedEngine
 
-# What a plan for an engine is asked, beside the engine's own options: name, help. The second
-# spellings are those of plans without an engine.
+# What a plan for an engine is asked, beside the engine's own options: name, help.
 ASKED = {
     "gpu": "GPU or machine: rtx-4090, 8xh100-sxm, or cheapest",
     "memory": "memory of an unlisted GPU, like `24GiB`, or instead of the listed figure",
@@ -28,15 +30,10 @@ ASKED = {
     "engine_version": "version of the engine, like `0.11.0` [default: the newest]",
     "task": "inference, which is all that engines do",
 }
-SPELLED = {
-    "gpus": "gpu",
-    "requests": "users",
-    "seq": "in",
-    "new_tokens": "out",
-    "max_first": "ttft",
-    "max_token": "tpot",
-}
+OF_A_PLAN = tuple(name for name in ASKED if name not in COMMON)
 CHEAPEST = "cheapest"
+MOST = 10**8  # users, tokens
+DIGITS = re.compile(r"[0-9]{1,12}")
 MOST_GPUS = 8  # of the machines that `cheapest` tries
 
 
@@ -63,10 +60,13 @@ def plan_engine(model: Any, /, *, engine: str, **given: Any) -> EnginePlan:
 
     known = find_engine(engine)
     problems: list[Problem] = []
-    names = (*ASKED, *SPELLED, "offline")
-    asked = {
-        SPELLED.get(name, name): given.pop(name) for name in names if given.get(name) is not None
+    ours = {
+        *COMMON,
+        "gpus",
+        "offline",
+        *(one.replace("-", "_") for one in spellings.names(OF_A_PLAN)),
     }
+    asked = {name: given.pop(name) for name in list(given) if name in ours}
     fixed = read_values(known.options, given, problems, known.title)
     return solved(engine, model, fixed, asked, problems)
 
@@ -85,25 +85,31 @@ def solved(
 
     known = find_engine(engine)
     planned = find_planned(engine, known)
+    typed, asked = asked, spellings.plain(asked, ASKED, problems)
     load = load_of(asked, problems)
     task = str(asked.get("task") or "inference")
     if task != "inference":
         close = nearest(task, ("inference",), 1)
-        hint = "did you mean `inference`?" if close else "remove it"
+        hint = "did you mean `inference`?" if close else "remove it, or remove `engine`"
         problems.append(
-            Problem(message=f"an engine does no `{task[:20]}`", where="task", hint=hint)
+            Problem(
+                message=f"serving engines do not `{str(typed['task'])[:20]}`",
+                where="task",
+                hint=hint,
+            )
         )
-    gpu = str(asked.get("gpu") or "")
-    if not gpu:
-        problems.append(
-            Problem(message="no GPU is named", where="gpu", hint=f"`--gpu NAME` or `{CHEAPEST}`")
-        )
+    gpu, memory = str(asked.get("gpu") or ""), str(asked.get("memory") or "")
     market = gpu.strip().lower() == CHEAPEST
     cluster = None
-    if gpu and not market:
-        cluster = gather(
-            problems, lambda: None, lambda: cluster_of(gpu, str(asked.get("memory") or ""))
+    if market and memory:
+        problems.append(
+            Problem(message=f"`{CHEAPEST}` has its own memory", where="memory", hint="remove it")
         )
+    elif not market and (gpu or memory):
+        cluster = gather(problems, lambda: None, lambda: cluster_of(gpu, memory))
+    elif not market:
+        hint = f"`--gpu NAME`, `--gpu {CHEAPEST}` or `--memory 24GiB`"
+        problems.append(Problem(message="no GPU is named", where="gpu", hint=hint))
     offline = bool(asked.get("offline"))
     subject = (
         gather(problems, lambda: None, lambda: subject_for(known, model, offline))
@@ -111,6 +117,7 @@ def solved(
         else None
     )
     top = whole(asked, "top", problems) or 5
+    problems += fixed_problems(planned, fixed, load)
     tensor = int(fixed.get(planned.tensor) or 1)
     if cluster is not None and cluster.gpus_per_node % tensor:
         message = f"{tensor} GPUs for each layer do not divide {cluster.gpus_per_node} of a node"
@@ -131,6 +138,26 @@ def solved(
         return cheapest_engine(question, MOST_GPUS)
     assert cluster is not None
     return plan_engine(question, cluster)
+
+
+def fixed_problems(
+    planned: PlannedEngine, fixed: Mapping[str, Any], load: Load
+) -> Iterator[Problem]:
+    """Fixed options that contradict the load, or that a plan does not know yet."""
+    length, needed = int(fixed.get(planned.length) or 0), load.length
+    if 0 < length < needed:
+        yield Problem(
+            message=f"a request of {needed:,} tokens is longer than `{planned.length} {length}`",
+            where=planned.length,
+            hint=f"leave it out, or set at least {needed}",
+        )
+    for name in planned.layouts:
+        if int(fixed.get(name) or 1) > 1:
+            yield Problem(
+                message=f"`{name}` in a plan is not supported yet",
+                where=name,
+                hint=f"leave it out; a plan sets `{planned.tensor}` and the number of copies",
+            )
 
 
 def load_of(asked: Mapping[str, Any], problems: list[Problem]) -> Load:
@@ -165,24 +192,22 @@ def load_of(asked: Mapping[str, Any], problems: list[Problem]) -> Load:
 
 def whole(asked: Mapping[str, Any], name: str, problems: list[Problem]) -> int:
     """A count from 1 on; 0 where it is not given."""
-    text = asked.get(name)
-    if text is None or text == "":
+    given = asked.get(name)
+    if given is None or given == "":
         return 0
-    plain = str(text).strip().lower().replace(",", "").replace("_", "")
-    try:
-        value = float(plain[:-1]) * 1024 if plain.endswith("k") else float(plain)
-    except ValueError:
-        value = 0.0
-    if not value >= 1 or value != int(value) or value > 10**8:
+    whole_float = isinstance(given, float) and given.is_integer()
+    text = str(int(given) if whole_float else given).replace(",", "")
+    value = int(text) if DIGITS.fullmatch(text) else 0
+    if not 1 <= value <= MOST:
         problems.append(
             Problem(
-                message=f"`{name} {str(text)[:40]}` must be an integer, at least 1",
+                message=f"`{name} {str(given)[:40]}` must be an integer from 1 to {MOST:,}",
                 where=name,
-                hint="like `64` or `8k`",
+                hint="like `64`" if name in ("users", "top") else "like `4096` or `8k`",
             )
         )
         return 0
-    return int(value)
+    return value
 
 
 def limit(asked: Mapping[str, Any], name: str, problems: list[Problem]) -> float:
@@ -197,4 +222,4 @@ def limit(asked: Mapping[str, Any], name: str, problems: list[Problem]) -> float
     return value
 
 
-__all__ = ["ASKED", "SPELLED", "plan_engine", "plan_from_words"]
+__all__ = ["ASKED", "OF_A_PLAN", "plan_engine", "plan_from_words"]

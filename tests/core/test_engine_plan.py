@@ -9,7 +9,8 @@ import pytest
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu
-from memfit.plan.engine_goals import EngineRow
+from memfit.plan import engine_search
+from memfit.plan.engine_goals import EnginePlan, EngineQuestion, EngineRow
 from memfit.serving.pace import Engine, Step, step_seconds
 from memfit.serving.weights import Rank
 from memfit.verb_engine import serve, subject_of
@@ -119,10 +120,60 @@ def test_goals_choose_the_cheapest_machine() -> None:
     assert best.users >= 64
 
 
+def test_a_machine_that_refuses_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, refused = engine_search.plan_engine, list[str]()
+
+    def picky(question: EngineQuestion, cluster: Cluster) -> EnginePlan:
+        if len(refused) < 2:
+            refused.append(cluster.name)
+            raise InputError.one("no kernel for this GPU", where="gpu")
+        return plain(question, cluster)
+
+    monkeypatch.setattr(engine_search, "plan_engine", picky)
+    plan = plan_engine("qwen3-0.6b", engine="vllm", gpu="cheapest", users=2)
+    assert plan.fits
+    assert [line.partition(": ")[2] for line in plan.passed] == ["no kernel for this GPU"] * 2
+
+
+def test_cheapest_refuses_what_no_machine_can() -> None:
+    with pytest.raises(InputError, match="shares layers over 3 GPUs"):
+        plan_engine("qwen3-0.6b", engine="vllm", gpu="cheapest", tensor_parallel_size=3)
+    with pytest.raises(InputError, match=r"attention heads \(14\)"):
+        plan_engine("qwen2.5-0.5b", engine="vllm", gpu="cheapest", tensor_parallel_size=4)
+    with pytest.raises(InputError, match="its own memory"):
+        plan_engine("qwen3-0.6b", engine="vllm", gpu="cheapest", memory="24GiB")
+
+
+def test_cheapest_is_no_hint_where_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "qwen3-0.6b", "--engine", "vllm", "--gpu-memory-utilization", "0.01"]
+    assert main([*words, "--gpu", "cheapest"]) == 1
+    assert "`--gpu cheapest`" not in capsys.readouterr().out
+    assert main([*words, "--gpu", "rtx-4090"]) == 1
+    assert "`--gpu cheapest`" in capsys.readouterr().out
+
+
+def test_memory_alone_is_a_gpu() -> None:
+    plan = plan_engine("qwen3-0.6b", engine="vllm", memory="24GiB", users=4)
+    assert plan.fits
+    assert plan.cluster.gpu.memory == 24 * 2**30
+
+
 def test_goals_that_nothing_reaches_show_the_nearest() -> None:
     plan = plan_engine("llama-3.3-70b", engine="vllm", gpu="2xh100-sxm", tpot="1ms", **LOAD)
     assert not plan.fits
     assert "time per output token" in plan.close[0].missed[-1]
+
+
+def test_other_spellings_of_a_load(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plans with and without an engine take each other's names."""
+    words = ["plan", "qwen3-0.6b", "--gpu", "rtx-4090"]
+    load = ["--requests", "4", "--seq", "1k", "--new-tokens", "16", "--max-first", "9s"]
+    assert main([*words, "--engine", "vllm", *load]) == 0
+    assert "with 1,024 tokens in and 16 out" in capsys.readouterr().out
+    assert main([*words, "--task", "inference", "--ttft", "abc"]) == 2
+    said = capsys.readouterr().err
+    assert "abc" in said
+    assert "peft" not in said
 
 
 def test_all_problems_at_once() -> None:
@@ -131,6 +182,21 @@ def test_all_problems_at_once() -> None:
     assert {problem.where for problem in bad.value.problems} == {"users", "tpot", "top"}
     with pytest.raises(InputError, match="`out` is missing"):
         plan_engine("qwen3-8b", engine="vllm", gpu="rtx-4090", **{"in": "4k"})
+    with pytest.raises(InputError) as bad:
+        plan_engine(
+            "qwen3-8b",
+            engine="vllm",
+            gpu="8xh100",
+            **{"in": "2k", "out": 500, "users": "1e400"},
+            max_model_len=1000,
+            pipeline_parallel_size=2,
+            data_parallel_size=2,
+        )
+    assert [problem.where for problem in bad.value.problems] == [
+        *("users", "max_model_len", "pipeline_parallel_size", "data_parallel_size")
+    ]
+    with pytest.raises(InputError, match="`users` and `requests`"):
+        plan_engine("qwen3-8b", engine="vllm", gpu="rtx-4090", users=4, requests=8)
     with pytest.raises(InputError, match="do not divide"):
         plan_engine("qwen3-8b", engine="vllm", gpu="rtx-4090", tensor_parallel_size=2)
     with pytest.raises(InputError, match="use vllm or sglang"):

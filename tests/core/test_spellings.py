@@ -15,6 +15,8 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.spellings import SPELLINGS, meanings, plain
 from memfit.units import parse_bytes
 from memfit.uses import strategy_from
+from memfit.verb_engine_plan import OF_A_PLAN
+from memfit.verb_serving import Answering
 from memfit.verbs import question
 from memfit.words import Studying, options
 
@@ -27,7 +29,8 @@ FIELDS: dict[str, dataclasses.Field[Any]] = {
 
 # ----------------------------------------------------------------------------------- the table
 def test_every_spelling_belongs_to_an_option() -> None:
-    assert set(SPELLINGS) <= set(FIELDS)
+    serving = {one.name for one in dataclasses.fields(Answering)}
+    assert set(SPELLINGS) <= {*FIELDS, *serving, *OF_A_PLAN}
 
 
 def test_a_spelling_means_one_thing() -> None:

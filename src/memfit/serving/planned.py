@@ -37,7 +37,8 @@ class OnRank:
 class PlannedEngine:
     """`length`, `users`, `tensor`, `cache` and `weights` are the engine's names for the tokens of a
     request, requests at once, GPUs that share each layer, numbers of the cache and quantization
-    while loading. `eighths`: what 8-bit caches are called. `program` starts the command line."""
+    while loading. `eighths`: what 8-bit caches are called. `layouts`: options that
+    put a copy on more GPUs, which plans do not know. `program` starts the command line."""
 
     engine: ServingEngine
     length: str
@@ -46,6 +47,7 @@ class PlannedEngine:
     cache: str
     weights: str
     eighths: str
+    layouts: tuple[str, ...]
     program: str
     on_rank: Callable[[Question], OnRank]
 

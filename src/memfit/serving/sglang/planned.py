@@ -29,6 +29,7 @@ PLANNED = PlannedEngine(
     cache="kv_cache_dtype",
     weights="quantization",
     eighths="fp8_e4m3",
+    layouts=("pp_size", "dp_size"),
     program="python -m sglang.launch_server --model-path {model}",
     on_rank=on_rank,
 )

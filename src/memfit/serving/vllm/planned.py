@@ -28,6 +28,7 @@ PLANNED = PlannedEngine(
     cache="kv_cache_dtype",
     weights="quantization",
     eighths="fp8",
+    layouts=("pipeline_parallel_size", "data_parallel_size"),
     program="vllm serve {model}",
     on_rank=on_rank,
 )
