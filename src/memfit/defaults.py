@@ -117,6 +117,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
 }
 OWN_HEAD = (1, 15)  # TRL from which its head is fused (trl 1.15 trainer/utils.py add_fused_lm_head)
+GENERATES = ("causal-lm", "image-text", "seq2seq-lm")  # heads that answer token by token
 FUSED = (2, 8)  # torch from which `optim` is adamw_torch_fused (transformers 5.23 training_args.py)
 
 
@@ -205,6 +206,8 @@ def of_encoder(values: Mapping[str, Any], config: Mapping[str, Any], task: str) 
     head = str(found.get("head", values.get("head")))
     if head == "seq2seq-lm" and task != "inference" and "target_seq" not in values:
         found["target_seq"] = ANSWER
+    if task == "inference" and head not in GENERATES and "new_tokens" not in values:
+        found["new_tokens"] = 0
     if "seq" not in values:
         positions = config.get("max_position_embeddings")
         known = positions if isinstance(positions, int) and 0 < positions < TOKENS else TOKENS

@@ -13,6 +13,7 @@ from memfit.commands import command
 from memfit.defaults import assumed
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job
+from memfit.model.heads import heads_of
 from memfit.strategy import Strategy
 from memfit.words import Ask, ask_from, cluster_of, gather, model_of
 
@@ -70,8 +71,10 @@ def card(
         some = [one for name in names or WELL_KNOWN for one in built(name)]
         return cards.shelf(some, cluster, job_of, served)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
-    if not found.layers:
+    encoder = bool(heads_of(found.config))
+    if not found.layers or encoder:
         why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
+        why = "a card is about models that generate text" if found.layers else why
         if cluster is None:
             return cards.Smallests(model=found, rows=(), unknown=why)
         return cards.Card(model=found, cluster=cluster, strategies={}, rows=(), unknown=why)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memfit import spellings
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
+from memfit.model.heads import heads_of, with_head
 from memfit.uses import strategy_from
 from memfit.verb_defaults import FIRST, with_defaults
 from memfit.verb_run import planned_over_lengths
@@ -58,6 +59,20 @@ WITHOUT = (
 )
 INFINIBAND = ("ib", "infiniband")
 NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
+
+
+def headed(model: Model | None, job: Job, serving: bool, problems: list[Problem]) -> Model | None:
+    """The model with the job's head. Plans for inference are about tokens a second, which a model
+    with an encoder does not have."""
+    if serving and model is not None and heads_of(model.config):
+        problems.append(
+            Problem(
+                message="not supported yet: plans for the inference of models with an encoder",
+                where="task",
+                hint="`memfit estimate MODEL --task inference --largest-batch` says how much fits",
+            )
+        )
+    return None if model is None else with_head(model, job.head, job.labels)
 
 
 def plan(
@@ -127,6 +142,7 @@ def plan(
         (named, {}, {}) if serving else with_defaults(named, axes, built, cluster, ask.use)
     )
     job = job_of({name: value for name, value in common.items() if name not in axes}, problems)
+    built = headed(built, job, serving, problems)
     asked = asked_of(values, job, batches, problems) if serving else None
     work: Work | None = None
     if asked is not None and built is not None and cluster is not None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings
-from memfit.defaults import assumed_for_methods, without_ligers_loss
+from memfit.defaults import assumed, assumed_for_methods, without_ligers_loss
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import Cluster, find_gpu, parse_cluster
 from memfit.job import ATTENTIONS, Job, field_problems, from_text, job_from, unknown
 from memfit.job import CHECKPOINTING as CHECKPOINTED
+from memfit.model.heads import with_head
 from memfit.model.modules import Model
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
 from memfit.strategy import ONE
@@ -50,7 +51,8 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         models = [models]
     built = [model for one in models for model in known_model(one, how.offline, problems)]
     clusters = [cluster for one in listed(how.gpus) for cluster in known_cluster(one, problems)]
-    lengths = [number for one in listed(how.lengths) for number in length(one, problems)]
+    texts = how.lengths if "lengths" in given else usual_length(built, named, how.lengths)
+    lengths = [number for one in listed(texts) for number in length(one, problems)]
     methods = chosen("methods", how.methods, METHODS, problems)
     varied = {
         name: chosen(name, getattr(how, name), values, problems) for name, values in VARIED.items()
@@ -71,7 +73,7 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
     job = job_of({**usual, **named}, problems)
     raise_errors(problems)
     return Matrix(
-        models=built,
+        models=[with_head(model, job.head, job.labels) for model in built],
         clusters=clusters,
         lengths=lengths,
         methods=methods,
@@ -81,6 +83,19 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         assumed=usual,
         **varied,
     )
+
+
+def usual_length(models: Sequence[Model], named: Mapping[str, Any], otherwise: str) -> str:
+    """The length that all of the models are studied at where none is named: what their trainer cuts
+    texts to, as far as each has positions."""
+    found = [
+        min(
+            int(assumed(named, model.config, frozenset(), "bf16").get("seq", otherwise)),
+            model.positions or int(otherwise),
+        )
+        for model in models
+    ]
+    return str(min(found)) if found else otherwise
 
 
 def usual_options(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import memfit
 from memfit import estimate
+from memfit.cli import main
 from memfit.errors import InputError
 from memfit.report import text
 
@@ -67,3 +69,41 @@ def test_a_decoder_answers_with_128_tokens() -> None:
 def test_a_decoder_behind_an_encoder_alone_is_refused() -> None:
     with pytest.raises(InputError, match="with a decoder"):
         estimate(BERT, gpu="t4", target_seq=64, by="formula")
+
+
+def test_a_study_trains_the_head_at_the_length_of_the_model() -> None:
+    found = memfit.study(["google-bert/bert-base-uncased"], gpus="t4", methods="full")
+    (panel,) = found.panels
+    assert panel.seq == 512
+    (command,) = {
+        cell.verdict
+        for cell in panel.cells
+        if cell.way.layout == "one GPU" and cell.way.attention == "sdpa"
+    }
+    assert command == "fits"
+
+
+def test_a_study_that_supports_nothing_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["study", "google-bert/bert-base-uncased", "--gpu", "t4", "--attention", "eager"]
+    main([*words, "--methods", "full"])
+    assert "way of this study: no captured graph of `bert` with `eager` attention" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_a_plan_trains_the_head() -> None:
+    found = memfit.plan("google-bert/bert-base-uncased", gpus="2xt4", method="full")
+    assert found.rows
+    assert found.rows[0].estimate.job.head == "classification"
+
+
+def test_what_is_about_generated_tokens_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "google-bert/bert-base-uncased", "--gpu", "t4", "--task", "inference"]
+    assert main(words) == 2
+    assert "the inference of models with an encoder" in capsys.readouterr().err
+    main(["google-bert/bert-base-uncased", "--gpu", "t4"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("a card is about models that generate text")
+    assert lines[1] == "next step: memfit estimate google-bert/bert-base-uncased --gpu t4"
+    found = memfit.estimate("google-bert/bert-base-uncased", gpu="t4", task="inference")
+    assert found.job.new_tokens == 0

@@ -89,7 +89,7 @@ def trade(plan: Plan) -> list[tuple[str, ...]]:
 def binds(plan: Plan, row: Row) -> str:
     """The first token, the band, and what each other token mostly waits for."""
     one = row.estimate.generation
-    if one is None or row.pace is None or one.new_tokens < 2:
+    if one is None or row.pace is None or one.new_tokens < 2 or not one.token:
         return ""
     share = (
         f"{100 * one.waiting / one.token:.0f} % of a token's time is spent on "

@@ -27,6 +27,7 @@ APART = (
     "the model learns."
 )
 Measured = Mapping[tuple[str, str, int, int], Sequence[tuple[Way, Beside]]]
+REASONS = 2  # that are shown where nothing is supported
 
 
 def text(found: Study, beside: Measured, *, width: int = 80) -> str:
@@ -89,7 +90,10 @@ def best_words(one: Default, panel: Panel) -> str:
             each for each in panel.cells if not each.refused and one.method in ("", each.way.method)
         ]
         if not some:
-            return "is not supported in any way of this study"
+            why = dict.fromkeys(
+                each.refused for each in panel.cells if one.method in ("", each.way.method)
+            )
+            return "is not supported in any way of this study: " + "; ".join(list(why)[:REASONS])
         least = min(some, key=lambda each: (each.verdict != "tight", each.device))
         if least.verdict == "tight":
             return f"is tight {words(least.way)}: {gib(least.device)} of {room} GiB"

@@ -59,7 +59,7 @@ DECIDE = (
     "packing",
     "optimizer",
 )
-OF_MODEL = {"head", "seq", "target_seq"}  # assumed for a model, whatever trains it
+OF_MODEL = {"head", "seq", "target_seq", "new_tokens"}  # assumed for a model, whatever trains it
 MARGIN = 11
 LISTED = 3  # files
 COMMAND = "memfit estimate"
@@ -248,7 +248,7 @@ def job_words(job: Job) -> str:
         *([job.optimizer] if job.training else []),
         f"batch {job.batch} x {job.seq} tokens",
     ]
-    if not job.training:
+    if not job.training and job.new_tokens:
         words.append(f"{job.new_tokens} new tokens")
     said = {"task", "method", "framework", "precision", "optimizer", "batch", "seq", "new_tokens"}
     for one in dataclasses.fields(Job):
