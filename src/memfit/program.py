@@ -257,7 +257,8 @@ class Program:
         if self.quant is None or (linear.own_class and self.job.version("transformers") >= (5, 0)):
             return False
         return not any(
-            path.endswith(one) or f"{path}.".startswith(f"{one}.") for one in self.quant.skip
+            path.endswith(one) or f"{path}.".startswith(f"{one}.")
+            for one in filter(None, self.quant.skip)
         )
 
 

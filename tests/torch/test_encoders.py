@@ -33,7 +33,10 @@ CASES: tuple[dict[str, Any], ...] = (
     {"batch": 6, "seq": 80, "packing": False, "checkpointing": "full", "keep_outputs": True},
     {"batch": 3, "seq": 111, "task": "inference"},
     {"batch": 2, "seq": 64, "precision": "autocast-fp16", "method": "lora", "packing": False},
+    {"batch": 4, "seq": 80, "method": "qlora"},
+    {"batch": 3, "seq": 111, "task": "inference", "quant": "nf4"},
 )
+TARGETS = {"distilbert": "q_lin,v_lin"}  # PEFT trains `pre_classifier` whole beside `classifier`
 
 
 def unseen(row: ChainRow, head: str) -> dict[str, Any]:
@@ -72,10 +75,14 @@ def test_peaks_are_those_of_the_trace(name: str, head: str) -> None:
     """A case each, in turn, all with MEMFIT_WHOLE: a decoder has none of fp16 and none that is not
     trained."""
     row = CHAINS[name]
-    cases = [CASES[place] for place in (0, 1, 3)] if row.pairs else CASES
+    cases = [CASES[place] for place in (0, 1, 3, 6)] if row.pairs else CASES
     turn = (row.heads.index(head) + sorted(CHAINS).index(name)) % len(cases)
     pair = {"target_seq": 56} if row.pairs else {}
     for case in cases if os.environ.get("MEMFIT_WHOLE") else [cases[turn]]:
+        if head == "classification" and "method" in case:
+            case = {**case, "targets": TARGETS.get(name, "all-linear")}
+        if head == "classification" and case.get("method") == "qlora":
+            case = {**case, "quant_skip": "classifier"}
         job = Job(**{"optimizer": "adamw_fused", "head": head, **case, **pair})
         off = compared(unseen(row, head), job)
         assert abs(off) <= WORST, f"{off:+.2%} {case}"
@@ -86,6 +93,28 @@ def test_graphs_are_legal(name: str) -> None:
     graphs = build(unseen(CHAINS[name], CHAINS[name].heads[0])).graphs
     for graph in graphs.graphs.values():
         assert check(graph, graphs.whole(2, 64, 48)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "question-answering"), ("t5", "seq2seq-lm"), ("xlm-roberta", "masked-lm")],
+)
+def test_encoders_are_quantized_as_transformers_does(name: str, head: str) -> None:
+    """A head without a name keeps nothing unquantized; T5's `wo` stays in fp32."""
+    row = CHAINS[name]
+    pair = {"target_seq": 56} if row.pairs else {}
+    off = compared(unseen(row, head), Job(**{"head": head, **CASES[6], **pair}))
+    assert abs(off) <= WORST, f"{off:+.2%}"
+
+
+def test_a_head_that_peft_cannot_train_is_refused() -> None:
+    """Quantized, or with an adapter on what is trained whole: the real code fails on both."""
+    for name, job, message in (
+        ("xlm-roberta", Job(method="qlora"), "bitsandbytes quantizes it"),
+        ("distilbert", Job(method="lora"), "`pre_classifier` whole"),
+    ):
+        with pytest.raises(InputError, match=message):
+            estimate(build(unseen(CHAINS[name], "classification")), job)
 
 
 def test_what_was_not_captured_goes_to_the_trace() -> None:

@@ -12,9 +12,10 @@ from memfit.techniques.base import Overlay, Technique, names, numbered
 
 
 def apply(program: Program) -> Program:
-    """Left as they are: what the job names, or else what transformers leaves."""
+    """Left as they are: what the job names, or else what transformers leaves, and always what it
+    keeps in fp32 (transformers 5.23 quantizers/base.py get_modules_to_not_convert)."""
     job = program.job
-    skip = names(job.quant_skip) or whole(program.model)
+    skip = (*(names(job.quant_skip) or whole(program.model)), *program.model.casting)
     compute = program.weights if job.quant_compute == "weights" else job.quant_compute
     quant = Quant(
         format=job.quantization,
@@ -31,6 +32,10 @@ def whole(model: Model) -> tuple[str, ...]:
     """The head, and the module of the model's last parameter: with a tied head, and a final norm
     that has none, that is a matrix of the last layer (transformers 5.23 quantizers/base.py
     get_keys_to_not_convert)."""
+    if model.headless:
+        end = list(model.weights())[-1].name  # of a bias the name, which no layer has
+        found = (model.head.name, end.removesuffix(".weight") if end.endswith(".weight") else "")
+        return tuple(filter(None, found))
     blocks = model.layers[-1].blocks
     last = blocks[-1].mixer if blocks else None
     if (

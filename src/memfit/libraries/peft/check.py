@@ -4,6 +4,7 @@ told otherwise."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memfit.errors import Level, Problem
 from memfit.job import Job
@@ -92,6 +93,7 @@ def check(program: Program) -> Iterator[Problem]:
     yield from routers(program)
     yield from half_fused(program)
     yield from packed_and_saved(program)
+    yield from adapted_and_saved(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
     linears |= {
         linear.name
@@ -194,13 +196,35 @@ def packed_and_saved(program: Program) -> Iterator[Problem]:
         for module in (*model.embed, *model.final, model.head)
         for linear in module.linears()
     ]
-    if any(adapter.saves(path) and program.quantized(linear, path) for path, linear in places):
+    packed = {path for path, linear in places if program.quantized(linear, path)}
+    heads = [one for one in model.whole if any(f"{path}.".startswith(f"{one}.") for path in packed)]
+    if heads:
+        message = f"PEFT cannot train the head `{heads[0]}`, because bitsandbytes quantizes it"
+        hint = f"use `--quant-skip {heads[0]}`"
+        yield Problem(message=message, where="job.quant_skip", hint=hint)
+    elif any(map(adapter.saves, packed)):
         message = "a module in `modules_to_save` is quantized"
         yield Problem(
             message=message,
             where="job.modules_to_save",
             hint="add it to `quant_skip` (with the head, which is skipped by default)",
         )
+
+
+def adapted_and_saved(program: Program) -> Iterator[Problem]:
+    """A module to save is the end of a path, while only the name of a whole module keeps adapters
+    away: `classifier` saves `pre_classifier`, too (peft 0.21 tuners/tuners_utils.py
+    check_target_module_exists, utils/other.py _set_trainable)."""
+    adapter, model = program.adapter, program.model
+    assert adapter is not None
+    free = program.replace(adapter=replace(adapter, saved=()))
+    for module in (*model.embed, *model.final):
+        for linear in module.linears():
+            named = any(f".{linear.name}.".find(f".{one}.") >= 0 for one in adapter.saved)
+            if adapter.saves(linear.name) and not named and free.adapted(linear):
+                message = f"PEFT cannot both train `{linear.name}` whole and add an adapter to it"
+                hint = "choose `targets` without it, for example those of attention"
+                yield Problem(message=message, where="job.targets", hint=hint)
 
 
 def converts(job: Job) -> bool:

@@ -201,11 +201,11 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         width=dims.get("hidden_size", 1),
         embed=(start[0], Captured(name="", graph="start", parts=start[1:])),
         final=(Captured(name="", graph="final", parts=final),),
-        head=head_linear(data["heads"][head], final, dims),
+        head=head_linear(data["heads"][head], (*start, *final), dims),
         positions=positions - row.before if row.limited else ENDLESS,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
-        whole=classifiers(final) if head == "classification" else (),
+        whole=classifiers((*start, *final)) if head == "classification" else (),
         casting=row.casting,
         graphs=ChainGraphs(row=row, head=head, data=data, dims=dims, rates=rates),
     )
