@@ -145,6 +145,30 @@ for _ in range(2):
     model(torch.randn(8, 64, device="cuda")).sum().backward()
     optimizer.step()
 """
+BEFORE_AND_AFTER = """
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+
+def evaluate(count):
+    with torch.no_grad():
+        for _ in range(count):
+            model(torch.randn(8192, 512, device="cuda"))
+
+evaluate(COUNT)
+for _ in range(2):
+    model(torch.randn(8, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    evaluate(5)
+"""
+COUNTS = """
+import torch
+model = torch.nn.BatchNorm1d(64).cuda()
+with torch.no_grad():
+    for _ in range(9):
+        model(torch.randn(8, 64, device="cuda"))
+assert model.num_batches_tracked.item() == 9
+"""
 
 
 def test_values_that_nobody_knows(tmp_path: Path) -> None:
@@ -179,6 +203,20 @@ def test_repeated_passes_are_skipped(tmp_path: Path) -> None:
     few, many = found
     assert few.memory.allocated == many.memory.allocated
     assert any("796 passes without gradients" in one.message for one in many.problems)
+
+
+def test_a_pass_is_run_again_where_more_is_alive(tmp_path: Path) -> None:
+    """Optimizer states and gradients come between an evaluation and the next."""
+    found = []
+    for count in (0, 9):
+        script = tmp_path / "train.py"
+        script.write_text(BEFORE_AND_AFTER.replace("COUNT", str(count)))
+        found.append(trace(script, steps=0))
+    alone, preceded = found
+    assert preceded.memory.allocated == alone.memory.allocated > 58_000_000
+    assert any("passes without gradients" in one.message for one in preceded.problems)
+    script.write_text(COUNTS)
+    trace(script, steps=0)  # what is counted in a buffer is not skipped
 
 
 def test_a_defect_of_ours_is_not_the_scripts(tmp_path: Path) -> None:

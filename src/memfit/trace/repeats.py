@@ -3,7 +3,9 @@ few of them have allocated alike, the others only leave their results."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +13,20 @@ from memfit.tape import Free
 from memfit.trace.recorder import Block, Recorder
 
 ALIKE = 3  # passes that must have been alike
+# How much more memory than ever before may be alive when a pass is skipped: less than a block for
+# which torch's allocator takes a large segment (c10/core/CachingAllocator kSmallSize, torch 2.13).
+SLACK = 1 << 20
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
-Leaf = tuple[torch.Size, torch.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """What the passes of one kind have in common."""
+
+    count: int = 0
+    sizes: tuple[int, ...] = ()  # of what they allocated
+    most: int = 0  # bytes that were alive when one of those that ran began
+    result: Any = None
 
 
 class Repeats:
@@ -20,33 +34,50 @@ class Repeats:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.seen: dict[Hashable, tuple[int, tuple[int, ...]]] = {}  # how often, and what it asked
-        self.results: dict[Hashable, Any] = {}
+        self.known: dict[int, tuple[weakref.ref[Any], dict[Hashable, Passes]]] = {}
         self.skipped = 0
 
     def run(
         self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """The result of the module, or one like those that it has given so far."""
-        key = (id(module), module.training, torch.is_autocast_enabled(), shape_of((args, kwargs)))
-        if key[-1] is None:
+        shapes = shape_of((args, kwargs))
+        if shapes is None:
             return call(module, *args, **kwargs)
-        count, asked = self.seen.get(key, (0, ()))
-        if count >= ALIKE:
+        kinds, key = self.of(module), (state_of(module), shapes)
+        before, alive = kinds.get(key, Passes()), self.alive()
+        if before.count >= ALIKE and alive <= before.most + SLACK:
             self.skipped += 1
-            return made(self.results[key])
-        start = len(self.recorder.events)
+            return made(before.result)
+        start, buffers = len(self.recorder.events), versions(module)
         result = call(module, *args, **kwargs)
         events = self.recorder.events[start:]
         sizes = tuple(one.size for one in events if isinstance(one, Block))
-        alike = sizes == asked or not count
-        leaves = [*tensors_in(result)]
-        if alike and all(plain(one) for one in parts_of(result)) and self.fresh(leaves, events):
-            self.seen[key] = (count + 1, sizes)
-            self.results[key] = template(result)
-        else:
-            self.seen[key] = (0, ())
+        kinds[key] = Passes(most=max(alive, before.most))
+        if (
+            (sizes == before.sizes or not before.count)
+            and all(plain(one) for one in parts_of(result))
+            and self.fresh([*tensors_in(result)], events)
+            and unwritten(buffers, versions(module))
+        ):
+            kinds[key] = Passes(
+                count=before.count + 1,
+                sizes=sizes,
+                most=max(alive, before.most),
+                result=template(result),
+            )
         return result
+
+    def of(self, module: torch.nn.Module) -> dict[Hashable, Passes]:
+        """By the module itself, which stays free to die: another may get its address."""
+        found = self.known.get(id(module))
+        if found is None or found[0]() is not module:
+            found = self.known[id(module)] = (weakref.ref(module), {})
+        return found[1]
+
+    def alive(self) -> int:
+        """Bytes on the GPU now."""
+        return sum(one.size for one in self.recorder.blocks.values() if one.alive)
 
     def fresh(self, leaves: list[torch.Tensor], events: Iterable[Any]) -> bool:
         """Whether nothing but the results has come to stay."""
@@ -56,10 +87,28 @@ class Repeats:
         return {one.id for one in blocks if one is not None} == stay and len(stay) == len(leaves)
 
 
+def state_of(module: torch.nn.Module) -> Hashable:
+    """What beside its inputs decides what a module allocates."""
+    weights = tuple((one.dtype, one.device) for one in module.parameters())
+    modes = tuple(one.training for one in module.modules())
+    return weights, modes, torch.is_autocast_enabled(), torch.get_autocast_dtype("cuda")
+
+
+def versions(module: torch.nn.Module) -> list[tuple[torch.Tensor, int]]:
+    return [(one, 0 if one.is_inference() else one._version) for one in module.buffers()]
+
+
+def unwritten(before: list[tuple[Any, int]], after: list[tuple[Any, int]]) -> bool:
+    """Whether a module has the buffers that it had, and they hold what they held."""
+    return [(id(one), number) for one, number in before] == [
+        (id(one), number) for one, number in after
+    ]
+
+
 def shape_of(value: Any) -> Hashable:
     """Shapes in place of tensors; None where there is anything else that may change."""
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.dtype)
+        return (type(value), value.shape, value.stride(), value.dtype, value.device)
     if isinstance(value, PLAIN):
         return (type(value), value)
     if type(value) in (list, tuple):
