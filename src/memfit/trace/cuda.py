@@ -130,9 +130,6 @@ def pretended(device: Device) -> Iterator[None]:
             return TRUE_TO(self, *args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
-        if leaves_all(args, kwargs) and self.is_meta and self.device.type == "cuda":
-            with torch.device("meta"):  # which says that it is nowhere
-                return torch.empty_strided(self.size(), self.stride(), dtype=self.dtype)
         if device.claimed and TRUE_DEVICE.__get__(self).type == "cpu" and device.owns(self):
             # Real and on the GPU: told to go where it is, it would come back to the CPU
             if args and stays(args[0], self):
@@ -174,12 +171,6 @@ def pretended(device: Device) -> Iterator[None]:
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(lifted)
-
-
-def leaves_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a tensor is to go to `torch.device("meta")`, from where nothing comes back."""
-    target = kwargs.get("device", args[0] if args else None)
-    return isinstance(target, (str, torch.device)) and str(target) == "meta"
 
 
 def without_device(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:

@@ -42,14 +42,17 @@ def patches() -> list[tuple[Any, str, Any]]:
         name: Typed(name, (), {"kind": kind, "__module__": "torch.cuda", "is_cuda": True})
         for name, kind in KINDS.items()
     }
+    ours: list[Typed] = []  # what has made the GPU the default
     true_type, true_default = torch.Tensor.type, torch.set_default_tensor_type
 
     def named(tensor: torch.Tensor) -> str:
         text = str(true_type(tensor.detach())) if not tensor.is_cuda else ""
         if not text:
-            text = next(
-                f"torch.cuda.{name}" for name, kind in KINDS.items() if kind == tensor.dtype
-            )
+            kinds = {kind: f"torch.cuda.{name}" for name, kind in KINDS.items()}
+            # As torch says it on the CPU, where every type has a name
+            text = kinds.get(tensor.dtype) or str(
+                true_type(torch.empty(0, dtype=tensor.dtype, device="cpu"))
+            ).replace("torch.", "torch.cuda.", 1)
         return text
 
     def of_type(self: torch.Tensor, dtype: Any = None, *args: Any, **given: Any) -> Any:
@@ -62,13 +65,17 @@ def patches() -> list[tuple[Any, str, Any]]:
         return true_type(self, dtype, *args, **given)
 
     def default(kind: Any) -> None:
-        """New tensors are on the GPU from then on."""
+        """New tensors are on the GPU from then on, until a type of the CPU's."""
         if isinstance(kind, str) and kind.startswith("torch.cuda."):
             kind = types[kind.removeprefix("torch.cuda.")]
         if isinstance(kind, Typed):
             torch.set_default_dtype(kind.kind)
             torch.set_default_device("cuda")
+            ours.append(kind)
         else:
+            if ours:
+                torch.set_default_device(None)
+                ours.clear()
             true_default(kind)
 
     return [

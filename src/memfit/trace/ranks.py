@@ -250,7 +250,8 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     def propagate(self: Any, schema: Any) -> Any:
         first = schema.args_schema[0] if schema.args_schema else None
         known = getattr(first, "tensor_meta", None)
-        if schema.op._schema.name.endswith("_") and known is not None:
+        reshapes = torch.Tag.inplace_view in schema.op.tags  # as `squeeze_` does
+        if schema.op._schema.name.endswith("_") and known is not None and not reshapes:
             return known  # in place: the result is what was there
         cuda.INSIDE.depth += 1
         try:

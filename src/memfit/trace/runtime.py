@@ -8,6 +8,7 @@ which nothing is known.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 from collections.abc import Hashable
@@ -338,7 +339,15 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
     base = torch._C.TensorBase
     true = {name: getattr(base, name) for name in ("cpu", "numpy", "tolist")}
     true_format, true_parse = torch.Tensor.__format__, torch._C._nn._parse_to
-    true_copy = torch.Tensor.__deepcopy__
+    true_copy, true_to = torch.Tensor.__deepcopy__, torch.Tensor.to
+
+    def to(self: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:
+        if cuda.INSIDE.depth or not (leaves_all(args, given) and self.is_meta and self.is_cuda):
+            return true_to(self, *args, **given)
+        kinds = [one for one in (*args, given.get("dtype")) if isinstance(one, torch.dtype)]
+        kind = kinds[0] if kinds else self.dtype
+        with torch.device("meta"):  # which says that it is nowhere
+            return torch.empty_strided(self.size(), self.stride(), dtype=kind)
 
     def cpu(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return self.to("cpu")
@@ -368,8 +377,14 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         """By an operator: a storage of its own has no values to copy."""
         if type(self) is not torch.Tensor or not self.is_leaf:
             return true_copy(self, memo)
+        if not self.is_meta and not self.is_cuda:
+            with torch._C._DisableTorchDispatch():  # for which a new tensor may be meta
+                return true_copy(self, memo)
         if id(self) not in memo:
-            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+            made = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = made
+            made.grad = copy.deepcopy(self.grad, memo)
+            vars(made).update(copy.deepcopy(vars(self), memo))
         found: torch.Tensor = memo[id(self)]
         return found
 
@@ -395,6 +410,7 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         return found
 
     return [
+        (torch.Tensor, "to", to),
         (torch.Tensor, "cpu", cpu),
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__deepcopy__", copied),
@@ -411,6 +427,12 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "__repr__", shown),
         (torch._C._nn, "_parse_to", parsed),
     ]
+
+
+def leaves_all(args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    """Whether a tensor is to go to `torch.device("meta")`, from where nothing comes back."""
+    target = given.get("device", args[0] if args else None)
+    return isinstance(target, (str, torch.device)) and str(target) == "meta"
 
 
 TRUE_REPR = torch.Tensor.__repr__

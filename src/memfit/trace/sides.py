@@ -77,6 +77,7 @@ class Sides(Recorder):
 
     def __init__(self, device: cuda.Device, skew: float = 1.0) -> None:
         super().__init__(device, skew)
+        self.off = ""  # the side of the rule that runs, unless it is the GPU
         self.kept = 0  # bytes of large real tensors on the CPU
         self.host_blocks: dict[int, weakref.ref[Any]] = {}
         self.host = self.host_peak = 0  # bytes of meta tensors on the CPU
@@ -86,7 +87,7 @@ class Sides(Recorder):
         if side == GPU or func in BY_VALUES:
             rule = RULES.get(func)
             if rule is not None:
-                done, result = rule(self, func, args, kwargs)
+                done, result = self.ruled(rule, side, func, args, kwargs)
                 if done and side == GPU:
                     return self.seen(func, args, kwargs, result, True)
                 if done:
@@ -98,6 +99,20 @@ class Sides(Recorder):
                 func, args, kwargs, restored(result, swapped) if swapped else result, False
             )
         return self.aside(func, args, kwargs, side)
+
+    def ruled(self, rule: Any, side: str, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """What a rule says; off the GPU, what it makes on its way is on that side, too."""
+        before, self.off = self.off, "" if side == GPU else side
+        try:
+            found: tuple[bool, Any] = rule(self, func, args, kwargs)
+        finally:
+            self.off = before
+        return found
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any, ruled: bool) -> Any:
+        if self.off:
+            return self.apart_all(result, self.off)
+        return super().seen(func, args, kwargs, result, ruled)
 
     def side_of(self, func: Any, args: Any, kwargs: Any) -> str:
         """Where the result of an op is: as the program asks, else where its operands are."""
@@ -126,9 +141,10 @@ class Sides(Recorder):
         if GPU in sides:
             if CPU in sides and func._schema.name in TOGETHER:
                 if all(
-                    side == CPU or not one.dim() for side, one in zip(sides, tensors, strict=True)
+                    side == CPU or (not one.dim() and self.owned(one) is None)
+                    for side, one in zip(sides, tensors, strict=True)
                 ):
-                    return CPU  # a number that C++ code made on `meta`
+                    return CPU  # a number that C++ code made on `meta`, which nobody allocated
                 together(tensors, sides, str(func._schema.name))
             return sides[0] if func._schema.name in COPIES else GPU
         elsewhere = self.device.elsewhere
@@ -282,7 +298,7 @@ class Offloaded(Sides):
 
 def together(tensors: list[torch.Tensor], sides: list[str], name: str) -> None:
     """What CUDA says of operands on two devices; numbers without dimensions may come from the
-    CPU."""
+    CPU, not from the GPU."""
     if any(side == CPU and one.dim() for one, side in zip(tensors, sides, strict=True)):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two "
