@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.defaults import trainer_default
 from memfit.errors import InputError, Problem
 from memfit.job import Job
+from memfit.spellings import switched
 from memfit.strategy import Strategy
 from memfit.words import Ask, gather, read_into
 
@@ -102,7 +103,7 @@ def planned_over_lengths(
     found = gather(problems, lambda: None, lambda: read_lengths_of(ask, subject))
     if found is None:
         return rest
-    packing = values.get("packing") in (True, "yes", "true")
+    packing = switched(str(values.get("packing")).partition(",")[0]) is True
     sampling = Sampling(
         batch=batch,
         limit=limit,
@@ -110,7 +111,8 @@ def planned_over_lengths(
         multiple=ask.pad_to_multiple,
         packing=packing,
     )
-    made = batches(found.tokens, sampling, min(SEEN, epoch_steps(found.tokens, sampling)), ask.seed)
+    steps = min(SEEN, epoch_steps(found.tokens, sampling, found.total))
+    made = batches(found.tokens, sampling, steps, ask.seed)
     rest["seq"] = str(max(made.longest))
     if not rest.get("dataset_tokens") and not rest.get("examples"):
         real = sum(min(one, limit) for one in found.tokens) * found.total / len(found.tokens)
@@ -220,10 +222,10 @@ def run_flags(ask: Ask) -> str:
     """The options of the run, as they are typed."""
     words = [
         f" --{name.replace('_', '-')} {shlex.quote(str(getattr(ask, name)))}"
-        for name in ("lengths", *OF_A_RUN)
+        for name in ("lengths", *OF_A_RUN, "examples")
         if getattr(ask, name) != getattr(Ask, name)
     ]
-    return "".join(words)
+    return "".join(words) if ask.lengths else ""
 
 
 def with_run(found: Estimate, job: Job, given: Given) -> Estimate:

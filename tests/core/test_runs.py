@@ -4,6 +4,7 @@ answer says of them."""
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import memfit
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.lower import lower
-from memfit.runs.batches import Sampling, batches, longest_batches
+from memfit.runs.batches import Sampling, batches, longest_batches, ordered
 from memfit.runs.lengths import read_lengths
 from memfit.runs.texts import Counting
 from memfit.simulate.replay import replay
@@ -281,6 +282,13 @@ def test_every_text_comes_once_in_an_epoch(order: str) -> None:
     assert made == batches(tokens, how, 12, 3)
 
 
+def test_grouping_sorts_so_many_steps_as_the_trainer_does() -> None:
+    how = Sampling(batch=2, limit=1000, order="grouped", accumulate=4)
+    order = ordered(range(1, 8 * 200 + 1), how, random.Random(0), 0)
+    falls = [at for at in range(1, len(order)) if order[at] > order[at - 1]]
+    assert min(falls) == 50 * 2 * 4
+
+
 def test_grouping_by_length_wastes_less_padding() -> None:
     lengths = read_lengths("lognormal:mean=300,p99=1500", Counting())
     found = {
@@ -305,18 +313,26 @@ ROWS = (
     ({"input_ids": [1, 2, 3]}, 3),
     ({"prompt": "abcd", "completion": "abcdefgh"}, 3),
     ({"instruction": "abcd", "input": "", "output": "abcd"}, 2),
+    ({"instruction": "abcd", "input": None, "output": "abcd"}, 2),
+    ({"text": None, "prompt": "abcd", "completion": "abcdefgh"}, 3),
     ({"messages": [{"role": "user", "content": "abcd"}] * 2}, 2 * (5 + 1)),
     ({"conversations": [{"from": "human", "value": "abcdefgh"}]}, 5 + 2),
 )
 
+EMPTY = (
+    '{"text": ""}', '{"text": null}', '{"messages": []}', '{"input_ids": []}', "[]", "null", '""',
+    '{"prompt": null, "completion": null}',
+)  # fmt: skip
+
 
 def test_lines_of_every_known_kind_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
-    file.write_text("\n".join(json.dumps(row) for row, _ in ROWS) + '\n\n{"text": ""}\n')
+    lines = [json.dumps(row) for row, _ in ROWS]
+    file.write_text("\n".join([*lines, "", *EMPTY, ""]))
     found = read_lengths(str(file), Counting(tokens_per_char=0.25))
     assert list(found.tokens) == [length for _, length in ROWS]
-    assert found.empty == 1
-    assert list(found.lines) == list(range(1, 8))
+    assert found.empty == len(EMPTY)
+    assert list(found.lines) == list(range(1, len(ROWS) + 1))
 
 
 BAD = (
@@ -329,6 +345,11 @@ BAD = (
     (b'{"text": "a"\n', "not valid JSON"),
     (b'{"text": "a"}\n', "need a tokenizer"),
     (b'{"messages": [1.5]}\n', "not a message"),
+    (b'{"text": 5}\n', "`text` is neither a text nor messages"),
+    (b'{"tokens": ["a", "b"]}\n', "`tokens` is not a list of token ids"),
+    (b'{"length": 2.5}\n', "`length` is not an integer"),
+    (b"4294967296\n", "below 2^32 tokens"),
+    (b'{"length": 9' + b"9" * 4000 + b"}\n", "below 2^32 tokens"),
 )
 
 
@@ -354,12 +375,51 @@ def test_unusable_files_are_refused_with_the_reason(raw: bytes, said: str, tmp_p
         ("lognormal:mean=x,p98=3", "has no `p98`"),
         ("normal:mean=3", "unknown distribution"),
         ("missing.jsonl", "does not exist"),
+        ("~nosuchuser/x.jsonl", "home folder of an unknown user"),
+        ("x" * 5000, "name is too long"),
+        ("uniform:" + "x" * 5000, "`uniform` has no"),
+        ("a\0b", "not a valid path"),
     ],
 )
 def test_unusable_specifications_are_refused(spec: str, said: str) -> None:
     with pytest.raises(InputError) as found:
         memfit.estimate(SMALL, gpu="rtx-4090", lengths=spec)
     assert said in str(found.value)
+
+
+def test_a_tokenizer_of_an_unknown_user_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"text": "a"}\n')
+    with pytest.raises(InputError, match="home folder of an unknown user"):
+        memfit.estimate(SMALL, gpu="rtx-4090", lengths=str(file), tokenizer="~nosuchuser/t.json")
+
+
+def test_a_tokenizer_counts_whole_texts(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.enable_truncation(8)
+    made.enable_padding(length=6)
+    made.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n".join(json.dumps({"text": "a " * n}) for n in (3, 20)))
+    counting = Counting(tokenizer=str(tmp_path))
+    assert list(read_lengths(str(file), counting).tokens) == [3, 20]
+    file.write_text('{"text": "a \\ud83d"}\n')
+    with pytest.raises(InputError, match="not valid Unicode"):
+        read_lengths(str(file), counting)
+
+
+def test_of_very_many_texts_a_sample_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memfit.runs.lengths.KEPT", 500)
+    spec = "uniform:min=10,max=20"
+    found = read_lengths(spec, Counting(), examples=10**9)
+    assert (len(found.tokens), found.total) == (500, 10**9)
+    run = memfit.estimate(
+        SMALL, memory="24GiB", method="lora", batch=4, steps=2, lengths=spec, examples=10**9, **FEW
+    ).run
+    assert run is not None
+    assert run.epoch == 10**9 // 4
 
 
 def test_options_of_a_run_need_lengths() -> None:
@@ -376,9 +436,14 @@ def test_context_parallelism_says_how_to_pad() -> None:
 
 def test_a_plan_takes_the_length_that_decides() -> None:
     spec = "uniform:min=100,max=400"
-    found = memfit.plan(SMALL, gpu="rtx-4090", method="lora", seq=300, lengths=spec)
-    assert found.work.job.seq == 300
+    found = memfit.plan(SMALL, gpu="rtx-4090", method="lora", seq=1000, lengths=spec)
+    assert 100 < found.work.job.seq <= 400
     assert found.rows[0].cost is not None
+    for packing in ("on", "1", "True"):
+        packed = memfit.plan(
+            SMALL, gpu="rtx-4090", method="lora", seq=300, lengths=spec, packing=packing
+        )
+        assert packed.work.job.seq == 300
     with pytest.raises(InputError, match="training only"):
         memfit.plan(SMALL, gpu="rtx-4090", task="inference", lengths=spec)
     with pytest.raises(InputError, match="`steps` does not apply to a plan"):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from memfit.errors import Problem, SourceError
 from memfit.model import catalog
-from memfit.model.sources.files import listed, shown, unreadable
+from memfit.model.sources.files import listed, shown, typed_path, unreadable
 from memfit.model.sources.inventory import Source, TensorInfo
 from memfit.model.spellings import meant
 
@@ -178,10 +178,6 @@ def _refuse_paths(spec: str, name: str) -> None:
         )
     if looks and (not _HUB_ID.fullmatch(name) or spec.lower().endswith(_FILES[:3])):
         try:
-            Path(spec).expanduser().stat()
-        except (OSError, ValueError) as error:
+            typed_path(spec).stat()
+        except OSError as error:
             raise unreadable(spec, error) from None
-        except RuntimeError:
-            raise SourceError.one(
-                f"`{shown(spec)}` starts with the home folder of an unknown user", where="model"
-            ) from None

@@ -44,11 +44,12 @@ class Batches:
         return 1 - self.real / self.padded
 
 
-def epoch_steps(tokens: Sequence[int], how: Sampling) -> int:
-    """Optimizer steps of one epoch."""
-    rows = len(tokens)
+def epoch_steps(tokens: Sequence[int], how: Sampling, total: int = 0) -> int:
+    """Optimizer steps of one epoch; `total`: texts of which `tokens` are a sample."""
+    rows = total = total or len(tokens)
     if how.packing:
-        rows = max(1, round(sum(min(one, how.limit) for one in tokens) / how.limit))
+        real = sum(min(one, how.limit) for one in tokens) * total / len(tokens)
+        rows = max(1, round(real / how.limit))
     return max(1, rows // (how.batch * how.accumulate * how.ranks))
 
 
@@ -118,8 +119,10 @@ def ordered(tokens: Sequence[int], how: Sampling, rng: random.Random, needed: in
     if how.order == "shuffled":
         return rng.sample(texts, min(len(texts), needed * how.batch))
     order = rng.sample(texts, len(texts))
-    # The trainer's mega-batch is that of all ranks; the longest text of all comes first
-    mega = min(len(texts) // (how.batch * 4) or 1, MEGA_BATCH) * how.batch
+    # What a process has in a step is sorted as one (transformers 5.23 trainer.py
+    # _get_train_sampler); the longest text of all comes first
+    step = how.batch * how.accumulate
+    mega = min(len(texts) // (step * 4) or 1, MEGA_BATCH) * step
     pieces = [
         sorted(order[start : start + mega], key=tokens.__getitem__, reverse=True)
         for start in range(0, len(order), mega)

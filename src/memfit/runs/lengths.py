@@ -4,6 +4,7 @@ distribution. Nothing is downloaded, and of a large file only the lengths are ke
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 from array import array
@@ -13,17 +14,17 @@ from typing import NamedTuple
 
 from memfit.errors import InputError, Problem
 from memfit.lazy_dataclass import dataclass
+from memfit.model.sources.files import typed_path
 from memfit.registry import nearest
 from memfit.runs.texts import Counting, length_of
 from memfit.units import parse_count
 
-KEPT = 4_000_000  # lengths in memory; of a longer file a sample of so many
+KEPT = 4_000_000  # lengths in memory; of more texts a sample of so many
 LONGEST_LINE = 2**28  # bytes: a text of 10 M tokens has some 50 MB
 LONGEST_TEXT = 2**32 - 1  # tokens
 DRAWN = 10_000  # texts of a distribution, where `examples` does not say
 SHOWN = 8  # problems of one file
 P99 = 2.3263478740408408  # standard deviations that 99 % of a normal distribution lie below
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _KIND = re.compile(r"\s*([a-z]+)\s*:\s*(.*)", re.IGNORECASE | re.DOTALL)
 _LIST = re.compile(r"\s*[0-9.]+\s*[km]?(\s*,\s*[0-9.]+\s*[km]?)*\s*", re.IGNORECASE)
 
@@ -61,9 +62,9 @@ def read_lengths(text: str, counting: Counting, *, examples: int = 0, seed: int 
             hint="`--seq` sets one length, `memfit study --lengths 2k,8k` compares lengths",
         )
     kind = _KIND.fullmatch(text)
-    if kind is not None and len(kind[1]) > 1 and not Path(text).exists():
+    if kind is not None and len(kind[1]) > 1 and not os.path.exists(text):  # noqa: PTH110 - any text
         return drawn(kind[1].lower(), kind[2], examples or DRAWN, seed)
-    return from_file(Path(text).expanduser(), counting, seed)
+    return from_file(typed_path(text, "lengths"), counting, seed)
 
 
 # ------------------------------------------------------------------------------- distributions
@@ -82,7 +83,7 @@ SHAPES = {
 }
 
 
-def drawn(kind: str, words: str, count: int, seed: int) -> Lengths:
+def drawn(kind: str, words: str, total: int, seed: int) -> Lengths:
     if kind not in SHAPES:
         close = nearest(kind, SHAPES, 1)
         raise InputError.one(
@@ -99,7 +100,7 @@ def drawn(kind: str, words: str, count: int, seed: int) -> Lengths:
         problems.append(wrong(f"`{kind}` needs {wanted}", f"write it like `{shape.example}`"))
     if problems:
         raise InputError(*problems)
-    rng = random.Random(seed)
+    rng, count = random.Random(seed), min(total, KEPT)
     if kind == "uniform":
         low, high = int(values["min"]), int(values["max"])
         if low > high:
@@ -114,7 +115,12 @@ def drawn(kind: str, words: str, count: int, seed: int) -> Lengths:
                 for _ in range(count)
             ),
         )
-    return Lengths(tokens=tokens, origin=f"{count:,} texts drawn from {kind}", total=count)
+    origin = f"{total:,} texts drawn from {kind}{sampled(count, total)}"
+    return Lengths(tokens=tokens, origin=origin, total=total)
+
+
+def sampled(count: int, total: int) -> str:
+    return f", {count:,} of them sampled" if total > count else ""
 
 
 def parameters(kind: str, words: str, problems: list[Problem]) -> dict[str, float]:
@@ -219,11 +225,10 @@ def from_file(path: Path, counting: Counting, seed: int) -> Lengths:
         raise InputError(
             wrong(f"`{path.name}` has no texts", "a text or a length on each line is needed")
         )
-    sampled = f", {len(tokens):,} of them sampled" if total > len(tokens) else ""
     return Lengths(
         tokens=tokens,
         lines=lines,
-        origin=f"{path.name}: {total:,} texts{sampled}",
+        origin=f"{path.name}: {total:,} texts{sampled(len(tokens), total)}",
         total=total,
         empty=empty,
     )

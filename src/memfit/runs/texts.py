@@ -12,6 +12,7 @@ from typing import Any
 
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.lazy_dataclass import dataclass
+from memfit.model.sources.files import typed_path
 
 COUNTS = ("length", "lengths", "num_tokens", "n_tokens", "token_count", "seq_len", "seq_length")
 IDS = ("input_ids", "token_ids", "tokens")
@@ -31,6 +32,7 @@ CHATS = ("messages", "conversations", "conversation")
 SPOKEN = ("content", "value")  # of a message: OpenAI's key, and ShareGPT's
 # Tokens of a message beside its content in ChatML: start, role, newline, end, newline.
 AROUND = 5
+LIKE = 'write lines like `{"text": "…"}`'
 ALIKE = 0.7  # of two keys, one of which is likely a slip of the other
 
 
@@ -51,11 +53,13 @@ class Counting:
         if self.tokens_per_char:
             rate = self.tokens_per_char
             return lambda text: max(1, round(len(text) * rate)) if text else 0
-        for place in filter(None, (self.tokenizer, self.model)):
-            path = Path(place).expanduser()
+        if self.tokenizer:
+            path = typed_path(self.tokenizer, "tokenizer")
             file = path / "tokenizer.json" if path.is_dir() else path
-            if file.is_file() and (self.tokenizer or file.name == "tokenizer.json"):
+            if file.is_file():
                 return of_tokenizer(file)
+        elif (own := own_tokenizer(self.model)) is not None:
+            return of_tokenizer(own)
         missing = f"`{self.tokenizer[:80]}` has no tokenizer.json" if self.tokenizer else ""
         raise InputError.one(
             missing or "the texts need a tokenizer, to be counted in tokens",
@@ -63,6 +67,18 @@ class Counting:
             hint="`--tokenizer tokenizer.json`, or `--tokens-per-char 0.25` (about right for "
             "English)",
         )
+
+
+def own_tokenizer(model: str) -> Path | None:
+    """That of a local model; what is wrong with the model's path is reported with the model."""
+    if not model:
+        return None
+    try:
+        path = typed_path(model)
+    except InputError:
+        return None
+    file = path / "tokenizer.json" if path.is_dir() else path
+    return file if file.name == "tokenizer.json" and file.is_file() else None
 
 
 @lru_cache(maxsize=4)
@@ -87,11 +103,21 @@ def of_tokenizer(file: Path) -> Callable[[str], int]:
             where="tokenizer",
             hint="give the `tokenizer.json` of the model",
         ) from None
-    return lambda text: len(tokenizer.encode(text).ids)
+    # A stored limit would cut or fill up every text
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def count(text: str) -> int:
+        try:
+            return len(tokenizer.encode(text).ids)
+        except (TypeError, UnicodeError):  # half of a surrogate pair, as "\ud83d" in JSON
+            raise bad("the text is not valid Unicode", "remove the line, or save it anew") from None
+
+    return count
 
 
 def length_of(line: str, counting: Counting) -> int:
-    """Tokens of a line; 0 for an empty text."""
+    """Tokens of a line; 0 for an empty text or null."""
     if line[0] in '{["':
         try:
             value = json.loads(line)
@@ -100,11 +126,11 @@ def length_of(line: str, counting: Counting) -> int:
         if isinstance(value, dict):
             return of_row(value, counting)
         if isinstance(value, str):
-            return counting.counter()(value)
-        if value and all(type(one) is int for one in value):
+            return of_value(value, counting)
+        if all(type(one) is int for one in value):
             return len(value)
-        raise bad("this is not a JSON object", 'write lines like `{"text": "…"}`')
-    return number(line)
+        raise bad("this is not a JSON object", LIKE)
+    return 0 if line == "null" else number(line)
 
 
 def number(line: str) -> int:
@@ -114,8 +140,14 @@ def number(line: str) -> int:
         raise bad(
             f"`{line[:40]}` is not a length", "each line is an integer, or a JSON object"
         ) from None
-    if not 1 <= value < 2**32:
-        raise bad(f"`{value}`: a length must be at least 1", "remove the line")
+    return in_range(value)
+
+
+def in_range(value: int) -> int:
+    if value < 1:
+        raise bad("a length must be at least 1 token", "remove the line")
+    if value >= 2**32:
+        raise bad("a length must be below 2^32 tokens", "one text a line")
     return value
 
 
@@ -127,7 +159,7 @@ def of_row(row: Mapping[str, Any], counting: Counting) -> int:
     for name in (*COUNTS, *IDS):
         value = row.get(name)
         if type(value) is int:
-            return number(str(value))
+            return in_range(value)
         if isinstance(value, list) and value and all(type(one) is int for one in value):
             return len(value)
     for name in (*CHATS, *TEXTS):
@@ -136,20 +168,37 @@ def of_row(row: Mapping[str, Any], counting: Counting) -> int:
     for names in JOINED:
         if all(name in row for name in names):
             return sum(of_value(row[name], counting) for name in names)
+    known = [name for name in (*COUNTS, *IDS, *CHATS, *TEXTS) if name in row]
+    wrong = next((name for name in known if row[name] not in (None, [])), None)
+    if wrong is not None:
+        raise unusable(wrong)
+    if known:
+        return 0
     raise bad(f"no key with a text: it has {listed(row)}", likely(row))
 
 
+def unusable(name: str) -> InputError:
+    """A known key with a value of the wrong type."""
+    if name in COUNTS:
+        return bad(f"`{name}` is not an integer", 'write it like `{"length": 512}`')
+    if name in IDS:
+        return bad(f"`{name}` is not a list of token ids", 'write it like `{"input_ids": [1, 2]}`')
+    return bad(f"`{name}` is neither a text nor messages", LIKE)
+
+
 def of_value(value: Any, counting: Counting) -> int:
-    """A text, ids, messages, or a number."""
+    """A text, ids, messages, or a number; null is an empty text."""
+    if value is None:
+        return 0
     if isinstance(value, str):
         return counting.counter()(value) if value else 0
     if type(value) is int:
-        return number(str(value))
+        return in_range(value)
     if isinstance(value, list) and value and all(type(one) is int for one in value):
         return len(value)
     if isinstance(value, list):
         return sum(of_message(one, counting) for one in value)
-    raise bad(f"`{str(value)[:40]}` is neither a text nor messages", "")
+    raise bad(f"`{str(value)[:40]}` is neither a text nor messages", LIKE)
 
 
 def of_message(message: Any, counting: Counting) -> int:

@@ -40,7 +40,7 @@ class Given:
 
     @property
     def epoch(self) -> int:
-        return epoch_steps(self.lengths.tokens, self.sampling)
+        return epoch_steps(self.lengths.tokens, self.sampling, self.lengths.total)
 
     @property
     def count(self) -> int:

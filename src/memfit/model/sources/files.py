@@ -65,7 +65,25 @@ def looks_like(start: bytes) -> str:
     return next((hint for magic, hint in _LOOKS if start.startswith(magic)), "")
 
 
-def unreadable(path: Path | str, error: OSError | ValueError) -> SourceError:
+def typed_path(spec: str, where: str = "model") -> Path:
+    """The path that a user typed, which may be missing; refused where the system cannot look for
+    it."""
+    path = Path(spec)
+    try:
+        path = path.expanduser()
+        path.stat()
+    except RuntimeError:
+        raise SourceError.one(
+            f"`{shown(spec)}` starts with the home folder of an unknown user", where=where
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise unreadable(spec, error, where) from None
+    return path
+
+
+def unreadable(path: Path | str, error: OSError | ValueError, where: str = "model") -> SourceError:
     """The one message for a path that the system refuses."""
     code = error.errno if isinstance(error, OSError) else None
     reason = (
@@ -73,7 +91,7 @@ def unreadable(path: Path | str, error: OSError | ValueError) -> SourceError:
         or (error.strerror if isinstance(error, OSError) else None)
         or "it is not a valid path"
     )
-    return SourceError.one(f"`{shown(path)}` cannot be read: {reason}", where="model")
+    return SourceError.one(f"`{shown(path)}` cannot be read: {reason}", where=where)
 
 
 def shown(path: Path | str) -> str:
