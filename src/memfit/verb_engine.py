@@ -156,7 +156,8 @@ def subject_of(model: Any, offline: bool = False) -> Subject:
 
 def help_lines(engine: ServingEngine) -> list[tuple[str, str]]:
     """Every option of an engine with its help."""
-    return [(spelled(one), explained(one)) for one in engine.options if not one.silent]
+    shown = (one for one in engine.options if one.supported and not one.silent)
+    return [(spelled(one), explained(one)) for one in shown]
 
 
 def spelled(option: Option) -> str:

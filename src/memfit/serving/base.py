@@ -27,6 +27,7 @@ class Option:
     low: float | None = None
     high: float | None = None
     silent: bool = False  # read and passed over: it does not change the memory
+    supported: bool = True  # else refused: it changes the memory in ways not known yet
 
 
 @dataclass(frozen=True, kw_only=True)

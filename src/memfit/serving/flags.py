@@ -94,6 +94,9 @@ def read_values(
 
 def parse(option: Option, text: str, flag: str, problems: list[Problem]) -> Any:
     """The value of one option, or None and a problem."""
+    if not option.supported:
+        problems.append(Problem(message=f"`{flag}` is not supported yet", where=flag))
+        return None
     value = value_of(option, text)
     if value is None:
         what = {
