@@ -9,9 +9,12 @@ from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.hardware.outside import context
-from memfit.serving import find_engine
+from memfit.serving import Question, find_engine
+from memfit.serving.paged.engine import Paged
 from memfit.truth.served import judge, read_served
+from memfit.truth.served import subject_of as judged_subject
 from memfit.units import GIB
+from memfit.verb_engine import subject_of
 
 CELL = 36 * 2 * 8 * 128 * 2  # a token of Qwen3-8B in 16 bits: layers, keys and values, heads, size
 
@@ -94,6 +97,119 @@ def test_command_lines(engine: str, words: str, named: str) -> None:
     assert known.read(words.split())[0] == named
     with pytest.raises(InputError, match="does not start"):
         known.read(["vllm", "serve", "MODEL"])
+    line = words.replace("MODEL", "qwen3-0.6b").split()
+    assert main(["estimate", "--engine", engine, "--gpu", "2xrtx-4090", "--", *line]) == 0
+
+
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "tgi", "lmdeploy", "mlx"])
+def test_flags_that_name_the_model(engine: str) -> None:
+    known = find_engine(engine)
+    assert isinstance(known, Paged)
+    for flag in known.model_flags:
+        line = [*known.starts[0], flag, "qwen3-0.6b"]
+        assert main(["estimate", "--engine", engine, "--gpu", "mac-64gb", "--", *line]) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("tgi", "--quantize"),
+        ("lmdeploy", "--model-format"),
+        ("mlx", "--adapter-path"),
+        ("mlx", "--kv-group-size"),
+        ("tensorrt-llm", "--extra_llm_api_options"),
+    ],
+)
+def test_flags_that_change_the_memory_are_not_passed_over(
+    engine: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "qwen3-0.6b", "--engine", engine, flag, "32"]) == 2
+    assert f"`{flag}` is not supported yet" in capsys.readouterr().err
+    with pytest.raises(InputError, match="is not supported yet"):
+        memfit.serve("qwen3-0.6b", engine=engine, **{flag[2:].replace("-", "_"): "32"})
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("tgi", "cuda_memory_fraction"),
+        ("lmdeploy", "cache_max_entry_count"),
+        ("tensorrt-llm", "kv_cache_free_gpu_memory_fraction"),
+    ],
+)
+def test_a_fraction_of_nothing_is_nothing(engine: str, name: str) -> None:
+    found = memfit.serve("qwen3-0.6b", engine=engine, gpu="rtx-4090", **{name: 0})
+    assert not found.fits
+    assert found.figures["kv_tokens"] == 0
+
+
+def test_built_engines_are_refused_without_a_gpu_too() -> None:
+    with pytest.raises(InputError, match="trtllm-build"):
+        memfit.serve("qwen3-0.6b", engine="tensorrt-llm", backend="tensorrt")
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+EIGHT_BITS = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}
+
+
+@pytest.mark.parametrize(
+    ("stored", "width"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 2),
+        (MODELOPT, 2),
+        ({**MODELOPT, "kv_cache_quant_algo": "FP8"}, 1),
+        ({**MODELOPT, **EIGHT_BITS}, 1),
+        ({**MODELOPT, "quant_method": None, "producer": {"name": "modelopt"}, **EIGHT_BITS}, 1),
+    ],
+)
+def test_a_modelopt_checkpoint_names_the_numbers_of_the_cache(
+    stored: dict[str, object], width: int
+) -> None:
+    base = subject_of("qwen3-8b")
+    config = {**base.config, "quantization_config": stored}
+    found = memfit.serve(config, engine="tensorrt-llm", max_seq_len=1024)
+    assert found.figures["kv_gib"] * GIB == 1024 * CELL * width / 2
+
+
+def test_checkpoints_of_nvidia_by_name_bring_an_fp8_cache() -> None:
+    for name, width in (("nvidia/Qwen3-8B-FP8", 1), ("Qwen/Qwen3-8B-FP8", 2)):
+        found = judged_subject(name)
+        answer = find_engine("tensorrt-llm").answer(
+            Question(subject=found, options={"max_seq_len": 1024})
+        )
+        assert answer.figures["kv_gib"] * GIB == 1024 * CELL * width / 2
+
+
+def test_a_cache_in_unknown_numbers_is_refused() -> None:
+    base = subject_of("qwen3-8b")
+    stored = {**MODELOPT, "kv_cache_quant_algo": "NVFP4"}
+    config = {**base.config, "quantization_config": stored}
+    with pytest.raises(InputError, match="a cache in `nvfp4`"):
+        memfit.serve(config, engine="tensorrt-llm")
+
+
+def test_the_sparse_indexer_has_a_cache() -> None:
+    """DeepSeek-V3.2: 61 layers of 576 values in 16 bits, and of 128 keys and a scale in fp32."""
+    found = memfit.serve(
+        "deepseek-ai/DeepSeek-V3.2", engine="tensorrt-llm", tp_size=8, max_seq_len=1024
+    )
+    assert found.figures["kv_gib"] * GIB == 1024 * 61 * (576 * 2 + 128 + 4)
+
+
+def test_mlx_reads_configs_as_mlx_writes_them() -> None:
+    """`quantization` and `quantization_config` say the same."""
+    base = dict(subject_of("llama-3.1-8b").config)
+    four = {"bits": 4, "group_size": 64}
+    sizes = {
+        memfit.serve({**base, **stored}, engine="mlx").figures["weights_gib"]
+        for stored in (
+            {"quantization": four},
+            {"quantization": four, "quantization_config": four},
+            {"quantization_config": four},
+        )
+    }
+    assert len(sizes) == 1
+    assert sizes.pop() * GIB == pytest.approx(4.52e9, rel=0.002)
 
 
 def test_ranks_that_do_not_divide_the_heads(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,13 @@ FBGEMM = {
 W4A8 = {"quant_method": "w4a8", "ignore": ["lm_head"]}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}
+# NVIDIA's own, which bring an fp8 cache along (their hf_quant_config.json)
+MODELOPT = {
+    "quant_method": "modelopt",
+    "quant_algo": "FP8",
+    "kv_cache_quant_algo": "FP8",
+    "exclude_modules": ["lm_head"],
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 # Endings of names and what they mean, by organisation where it matters; the first match holds.
@@ -52,7 +59,9 @@ ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"", r"[-_.]fp8[-_]?dynamic", CHANNEL),
     (r"", r"[-_.]fp8[-_]?block", weights(8, "float", "block", block_structure=[128, 128])),
     (r"meta-llama", r"[-_.]fp8", FBGEMM),
-    (r"redhatai|neuralmagic|nm-testing|nvidia", r"[-_.]fp8(-kv)?", TENSOR),
+    (r"nvidia", r"[-_.]fp8(-kv)?", MODELOPT),
+    (r"nvidia", r"[-_.]nvfp4", {**NVFP4, "kv_cache_quant_algo": "FP8"}),
+    (r"redhatai|neuralmagic|nm-testing", r"[-_.]fp8(-kv)?", TENSOR),
     (r"qwen|deepseek-ai|zai-org|unsloth|minimaxai", r"[-_.]fp8", BLOCK),
     (r"", r"[-_.]fp8", CHANNEL),
     (r"", r"[-_.](quantized[-_.])?w8a8([-_]\w+)?", INT8),

@@ -4,23 +4,22 @@ and the answer."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware.nccl import communicator
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import MLP, Attention, Latent, Model, MoE
+from memfit.model.modules import MLP, Model, MoE
 from memfit.serving.base import Device, Option, Question, Subject
-from memfit.serving.parts import Recurrent
+from memfit.serving.paged.caches import cache_width, cached
 from memfit.serving.result import Pool, ServingAnswer
-from memfit.serving.stored import Scheme, scheme_of
+from memfit.serving.stored import scheme_of
 from memfit.serving.vllm.profile import layer_peak
 from memfit.serving.weights import (
     Rank,
     attention_heads,
-    kv_heads,
     number_width,
     rank_bytes,
     splits,
@@ -28,7 +27,6 @@ from memfit.serving.weights import (
 from memfit.units import GIB
 
 TORCH = (2, 7)  # that the engines of 2025 install, for NCCL's version
-EIGHTH, FOURTH = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fn", "int8", "8"), ("int4", "4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +84,13 @@ class Paged:
     steps: int = 8192
     block: int = 1
     caches: str = "kv_cache_dtype"
-    eighths: tuple[str, ...] = ()  # kinds of weights that bring an fp8 cache along
+    modelopt: bool = False  # the cache has the numbers that a ModelOpt checkpoint names
     unified: bool = False
     grows: bool = False  # the cache holds what is asked of it, not all that there is room for
     weigh: Callable[[Setup], int] | None = None
     names: Callable[[str], Subject | None] = field(default=lambda name: None)
+    config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda config: config)
+    refuses: Callable[[Mapping[str, Any]], list[Problem]] = field(default=lambda options: [])
     log: Callable[[Mapping[str, float]], tuple[str, ...]] = field(default=lambda figures: ())
     rows: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=dict)
     figures: Callable[[Mapping[str, Any]], dict[str, float]] = field(default=lambda figures: {})
@@ -120,7 +120,7 @@ class Paged:
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name."""
-        known = {option.name for option in self.options if not option.silent}
+        known = {one.name for one in self.options if not one.silent and one.supported}
         made = {**row, **self.rows(row)}
         return {name: value for name, value in made.items() if name in known and value is not None}
 
@@ -129,8 +129,8 @@ class Paged:
         return self.figures(figures)
 
     def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
-        """None: rows name their models."""
-        return None
+        """Rows name their models, as this engine's users do."""
+        return self.names(name)
 
     def answer(self, question: Question) -> ServingAnswer:
         """Weights, the largest step and the cache."""
@@ -268,20 +268,23 @@ def more_gpus(engine: Paged, setup: Setup, device: Device, held: Held) -> str:
 
 def set_up(engine: Paged, question: Question) -> Setup:
     """The settings, or all problems at once."""
-    options, subject = question.options, question.subject
+    options = question.options
+    subject = replace(question.subject, config=engine.config(question.subject.config))
     model = subject.model
     if model is None:
         raise InputError.one(
             f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
             where="model",
         )
-    problems: list[Problem] = []
+    problems = engine.refuses(options)
     tensor = int(options.get(engine.tensor) or 1)
     pipeline = int(options.get(engine.pipeline) or 1) if engine.pipeline else 1
     scheme = scheme_of(subject.config, problems)
     problems += split_problems(engine, model, tensor)
-    raise_errors(problems)
     width = number_width(model, options.get("dtype"))
+    named = str(options.get(engine.caches) or "auto").lower()
+    value = cache_width(subject.config if engine.modelopt else {}, named, width, problems)
+    raise_errors(problems)
     length = int(options.get(engine.length) or 0) or model.positions or 2048
     step = int(options.get(engine.step) or 0) if engine.step else 0
     gpu = question.devices[0].gpu if question.devices else None
@@ -294,7 +297,7 @@ def set_up(engine: Paged, question: Question) -> Setup:
         layers=(0, -(-len(model.layers) // pipeline)),
         last=pipeline == 1,
     )
-    cell, states = cached(model, rank, cache_width(engine, options, scheme, width))
+    cell, states = cached(model, rank, value)
     return Setup(
         subject=subject,
         model=model,
@@ -323,35 +326,6 @@ def split_problems(engine: Paged, model: Model, tensor: int) -> list[Problem]:
             hint=f"use {splits(heads or 0)}",
         )
     ]
-
-
-def cache_width(engine: Paged, options: Mapping[str, Any], scheme: Scheme, width: int) -> float:
-    """Bytes of a cached value."""
-    asked = str(options.get(engine.caches) or "auto").lower()
-    if asked in FOURTH:
-        return 0.5
-    if asked in EIGHTH:
-        return 1.0
-    if asked == "auto" and scheme.kind in engine.eighths:
-        return 1.0
-    return float(width)
-
-
-def cached(model: Model, rank: Rank, width: float) -> tuple[int, int]:
-    """Bytes of a token in the cache of one rank, and of the states of one request."""
-    cell = 0.0
-    states = 0
-    low, high = rank.layers
-    for layer in model.layers[low:high]:
-        for block in layer.blocks:
-            mixer = block.mixer
-            if isinstance(mixer, Attention):
-                cell += 2 * kv_heads(mixer.kv_heads, rank.heads) * mixer.head * width
-            elif isinstance(mixer, Latent):
-                cell += mixer.cached * width
-            elif isinstance(mixer, Recurrent):
-                states += (mixer.conv * rank.width + mixer.state * 4) // rank.heads
-    return int(cell), states
 
 
 def largest_step(setup: Setup) -> int:
@@ -387,6 +361,17 @@ def option(
     spelled = (f"--{name.replace('_', '-')}", f"--{name}")
     spelled = spelled[::-1] if underscores else spelled
     return Option(name=name, flags=(*dict.fromkeys(spelled), *short), kind=kind, help=help, **more)
+
+
+def share(setup: Setup, name: str, default: float) -> float:
+    """A fraction as it is given, 0 too, else the engine's own."""
+    given = setup.options.get(name)
+    return default if given is None else float(given)
+
+
+def unsupported(*names: str) -> tuple[Option, ...]:
+    """Options that change the memory in ways that memfit does not know yet."""
+    return tuple(option(name, "text", "not supported yet", supported=False) for name in names)
 
 
 def silent(*names: str, kind: str = "text") -> tuple[Option, ...]:

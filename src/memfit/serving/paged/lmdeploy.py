@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.serving.base import Device
-from memfit.serving.paged.engine import Held, Paged, Setup, option, silent
+from memfit.serving.paged.engine import Held, Paged, Setup, option, share, silent, unsupported
 
 FRACTION = 0.8  # cache_max_entry_count
 
 
 def budget(setup: Setup, device: Device, held: Held) -> int:
     """A share of the free memory after loading."""
-    fraction = float(setup.options.get("cache_max_entry_count") or FRACTION)
+    fraction = share(setup, "cache_max_entry_count", FRACTION)
     return int((device.total - held.context - held.weights - held.outside) * fraction)
 
 
@@ -50,7 +50,9 @@ ENGINE = Paged(
             default="auto",
             choices=("auto", "float16", "bfloat16"),
         ),
-        *silent("max_batch_size", "cache_block_seq_len", "model_name", "backend", "model_format"),
+        *silent("max_batch_size", "cache_block_seq_len", "model_name", "backend"),
+        *silent("model_path"),
+        *unsupported("model_format"),
         *silent("server_name", "server_port", "log_level", "revision", "download_dir"),
         *silent("enable_prefix_caching", "trust_remote_code", kind="flag"),
     ),

@@ -8,11 +8,13 @@ Source: ml-explore/mlx-lm@d78bf58 `mlx_lm/generate.py` wired_limit and prefill_s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from memfit.serving.base import Device, Subject
 from memfit.serving.named import by_name
-from memfit.serving.paged.engine import Held, Paged, Setup, option, silent
+from memfit.serving.paged.engine import Held, Paged, Setup, option, silent, unsupported
 from memfit.serving.subject import subject_from
 from memfit.serving.weights import rank_bytes
 
@@ -33,6 +35,16 @@ def named(name: str) -> Subject | None:
     config["quantization"] = {"bits": int(found["bits"]), "group_size": GROUP}
     origin = f"{source.origin}, quantized as the name says"
     return subject_from(replace(source, name=name, config=config, origin=origin))
+
+
+def plain(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with MLX's quantization under one name: mlx-lm writes it under two, the second of
+    which (without a method) is other engines' (mlx_lm/utils.py quantize_model)."""
+    second = config.get("quantization_config")
+    if not isinstance(second, Mapping) or "bits" not in second or second.get("quant_method"):
+        return config
+    rest = {key: one for key, one in config.items() if key != "quantization_config"}
+    return {**rest, "quantization": config.get("quantization") or second}
 
 
 def weigh(setup: Setup) -> int:
@@ -69,8 +81,9 @@ ENGINE = Paged(
         option("prefill_step_size", "int", "tokens of a step", default="2048", low=1),
         option("kv_bits", "text", "bits of the cache: 4 or 8", choices=("4", "8")),
         option("q_bits", "int", "quantize the weights, as `mlx_lm.convert` does", low=2, high=8),
-        *silent("model", "host", "port", "adapter_path", "log_level", "max_tokens", "prompt"),
-        *silent("temp", "top_p", "kv_group_size", "chat_template"),
+        *silent("model", "host", "port", "log_level", "max_tokens", "prompt"),
+        *silent("temp", "top_p", "chat_template"),
+        *unsupported("adapter_path", "kv_group_size"),
         *silent("trust_remote_code", kind="flag"),
     ),
     starts=(
@@ -89,5 +102,6 @@ ENGINE = Paged(
     grows=True,
     weigh=weigh,
     names=named,
+    config=plain,
     budget=budget,
 )

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memfit.errors import InputError
-from memfit.serving.base import Device
-from memfit.serving.paged.engine import Held, Paged, Setup, silent
+from memfit.errors import Problem
+from memfit.serving.base import Device, Subject
+from memfit.serving.named import by_name, split_name
+from memfit.serving.paged.engine import Held, Paged, Setup, share, silent, unsupported
 from memfit.serving.paged.engine import option as dashed
+from memfit.serving.subject import subject_from
 
 option = partial(dashed, underscores=True)
 BUILT = ("engine_mib", "execution_context_mib", "runtime_gpu_mib")  # of an engine's own log
@@ -24,14 +26,30 @@ FRACTION = 0.9  # KvCacheConfig.free_gpu_memory_fraction
 def budget(setup: Setup, device: Device, held: Held) -> int:
     """(total - peak) × fraction: the peak is that of the dry run, with all that lives outside
     torch."""
-    if setup.options.get("backend") == "tensorrt":
-        raise InputError.one(
-            "not supported yet: engines that `trtllm-build` made",
+    fraction = share(setup, "kv_cache_free_gpu_memory_fraction", FRACTION)
+    return int((device.total - held.all) * fraction)
+
+
+def refuses(options: Mapping[str, Any]) -> list[Problem]:
+    """Engines that were built are another runtime."""
+    if options.get("backend") != "tensorrt":
+        return []
+    return [
+        Problem(
+            message="not supported yet: engines that `trtllm-build` made",
             where="backend",
             hint="`--backend pytorch` is what `trtllm-serve` runs since 1.0",
         )
-    fraction = float(setup.options.get("kv_cache_free_gpu_memory_fraction") or FRACTION)
-    return int((device.total - held.all) * fraction)
+    ]
+
+
+def named(name: str) -> Subject | None:
+    """A quantized model without an owner is NVIDIA's own, made with ModelOpt for this engine."""
+    whole = f"nvidia/{name}"
+    if "/" in name or split_name(whole)[1] is None:
+        return None
+    source = by_name(whole)
+    return None if source is None else subject_from(source)
 
 
 def log_lines(figures: Mapping[str, float]) -> tuple[str, ...]:
@@ -94,7 +112,8 @@ ENGINE = Paged(
         option(
             "backend", "text", "what runs the model", choices=("pytorch", "_autodeploy", "tensorrt")
         ),
-        *silent("host", "port", "log_level", "tokenizer", "extra_llm_api_options"),
+        *silent("host", "port", "log_level", "tokenizer", "model"),
+        *unsupported("extra_llm_api_options"),
         *silent("trust_remote_code", kind="flag"),
     ),
     starts=(("trtllm-serve", "serve"), ("trtllm-serve",)),
@@ -105,8 +124,9 @@ ENGINE = Paged(
     step="max_num_tokens",
     steps=8192,
     block=32,
-    # ModelOpt's checkpoints name it (hf_quant_config.json `kv_cache_quant_algo`)
-    eighths=("fp8", "nvfp4"),
+    modelopt=True,
+    refuses=refuses,
+    names=named,
     budget=budget,
     log=log_lines,
     rows=row_options,

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.serving.base import Device
-from memfit.serving.paged.engine import Held, Paged, Setup, option, silent
+from memfit.serving.paged.engine import Held, Paged, Setup, option, share, silent, unsupported
 
 ROOM = 0.9  # TGI_WIGGLE_ROOM
 
 
 def budget(setup: Setup, device: Device, held: Held) -> int:
     """What is free after the warm-up, less the share of the card that stays free."""
-    fraction = float(setup.options.get("cuda_memory_fraction") or 1.0)
+    fraction = share(setup, "cuda_memory_fraction", 1.0)
     return int(device.total * fraction * ROOM - held.all)
 
 
@@ -50,7 +50,8 @@ ENGINE = Paged(
             "kv_cache_dtype", "text", "numbers of the cache", choices=("fp8_e4m3fn", "fp8_e5m2")
         ),
         option("dtype", "text", "numbers of weights", choices=("float16", "bfloat16")),
-        *silent("hostname", "port", "revision", "quantize", "max_concurrent_requests"),
+        *silent("hostname", "port", "revision", "max_concurrent_requests"),
+        *unsupported("quantize"),
         *silent("sharded", "trust_remote_code", "json_output", kind="flag"),
     ),
     starts=(("text-generation-launcher",),),
