@@ -20,6 +20,11 @@ class Layout:
     size: int = option(0, "ranks; 0 means all remaining ranks", low=0, high=2**24)
     alone: ClassVar[bool] = False  # it is something on one rank, too
 
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank lacks some weights or optimizer states."""
+        return self.size > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class DDP(Layout):
@@ -42,6 +47,10 @@ class DDP(Layout):
         ),
         tries=(False, True),
     )
+
+    @property
+    def sharded(self) -> bool:
+        return self.distributed and self.size > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +145,10 @@ class FSDP(Layout):
             "`set_requires_gradient_sync(False)` until the last)"
         ),
     )
+
+    @property
+    def sharded(self) -> bool:
+        return self.shard and self.size > 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memfit.estimate import Estimate
     from memfit.runs.lengths import Lengths
     from memfit.runs.walker import Given
+    from memfit.simulate.time import Duration
 
 # Options that say something of a run alone.
 OF_A_RUN = (
@@ -226,6 +227,23 @@ def run_flags(ask: Ask) -> str:
         if getattr(ask, name) != getattr(Ask, name)
     ]
     return "".join(words) if ask.lengths else ""
+
+
+def paid_by_run(found: Estimate, given: Given, ask: Ask) -> tuple[Duration | None, int]:
+    """The mean step of the run, of tokens that are no padding, and the tokens of the dataset."""
+    from memfit.runs.batches import epoch_steps
+
+    run, time = found.run, found.time
+    if run is None or time is None or run.seconds is None or run.tokens_per_second is None:
+        return None, 0
+    seconds = run.seconds / len(run.steps)
+    mean = dataclasses.replace(
+        time, seconds=seconds, tokens=max(1, round(run.tokens_per_second * seconds))
+    )
+    if ask.dataset_tokens:
+        return mean, int(ask.dataset_tokens)
+    steps = epoch_steps(given.lengths.tokens, given.sampling, ask.examples)
+    return mean, steps * mean.tokens
 
 
 def with_run(found: Estimate, job: Job, given: Given) -> Estimate:

@@ -27,7 +27,7 @@ from memfit.verb_capture import capture
 from memfit.verb_card import card
 from memfit.verb_plan import plan
 from memfit.verb_report import cache_state, report_of
-from memfit.verb_run import command_job, run_flags, run_of, with_run, worst_job
+from memfit.verb_run import command_job, paid_by_run, run_flags, run_of, with_run, worst_job
 from memfit.verb_serving import shared_by_default
 from memfit.words import (
     OTHERWISE,
@@ -538,14 +538,16 @@ def answer(
         known = advice(model, worst_job(job, asked.run), cluster, asked.strategy)
         ways = tuple(spelled(way, asked) for way in known.ways)
         found = dataclasses.replace(found, advice=dataclasses.replace(known, ways=ways))
-    tokens = ask.dataset_tokens or ask.examples * job.seq
-    if tokens and cluster is not None and found.time is not None:
+    time, tokens = found.time, ask.dataset_tokens or ask.examples * job.seq
+    if tokens and asked.run is not None:
+        time, tokens = paid_by_run(found, asked.run, ask)
+    if tokens and cluster is not None and time is not None:
         from memfit.hardware.prices import price
         from memfit.simulate.bill import bill
 
         listed = price(cluster.gpu)
         each = ask.price or (None if listed is None else listed.dollars)
-        found = dataclasses.replace(found, bill=bill(found.time, cluster, int(tokens), price=each))
+        found = dataclasses.replace(found, bill=bill(time, cluster, int(tokens), price=each))
     return found
 
 

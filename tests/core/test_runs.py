@@ -228,7 +228,68 @@ def test_checkpoints_are_counted_and_weighed() -> None:
     assert saved.states == pytest.approx(2 * saved.weights, rel=0.01)
 
 
+def test_adapters_are_saved_in_the_format_that_the_program_gives_them() -> None:
+    spec, sizes = "uniform:min=100,max=120", {}
+    for peft in ("0.11", "0.18"):
+        run = memfit.estimate(
+            SMALL, gpu="rtx-4090", method="lora", precision="bf16", batch=1, steps=2, lengths=spec,
+            framework="transformers", versions=f"peft={peft}", **FEW,
+        ).run  # fmt: skip
+        assert run is not None
+        assert run.checkpoints is not None
+        sizes[peft] = run.checkpoints.weights
+    assert sizes["0.18"] == 2 * sizes["0.11"]
+
+
+@pytest.mark.parametrize(
+    ("use", "whole"),
+    [("ddp=2", True), ("fsdp=2", False), ("fsdp=2,version=1,shard=no", True), ("zero=2", False)],
+)
+def test_checkpoints_are_known_where_no_layout_shards(use: str, whole: bool) -> None:
+    run = memfit.estimate(
+        SMALL, gpus="2xrtx-4090", use=use, method="lora", batch=1, steps=2, **FEW,
+        lengths="uniform:min=100,max=120",
+    ).run  # fmt: skip
+    assert run is not None
+    assert (run.checkpoints is not None) == whole
+
+
+def test_the_bill_of_a_run_has_the_runs_own_time() -> None:
+    found = memfit.estimate(
+        SMALL, gpu="rtx-4090", method="lora", batch=2, steps=20, examples=4000, **FEW,
+        lengths="lognormal:mean=200,p99=900", seq=1024,
+    )  # fmt: skip
+    run, paid = found.run, found.bill
+    assert run is not None
+    assert run.seconds is not None
+    assert paid is not None
+    assert paid.steps == run.epoch == 2000
+    assert 3600 * paid.hours == pytest.approx(run.seconds / 20 * run.epoch)
+    tokens = memfit.estimate(
+        SMALL, gpu="rtx-4090", method="lora", batch=2, steps=20, dataset_tokens=paid.tokens, **FEW,
+        lengths="lognormal:mean=200,p99=900", seq=1024,
+    )  # fmt: skip
+    assert tokens.bill is not None
+    assert tokens.run is not None
+    assert 3600 * tokens.bill.hours == pytest.approx(
+        paid.tokens / tokens.run.tokens_per_second, rel=0.01
+    )
+
+
+def test_a_command_for_the_run_keeps_the_number_of_texts() -> None:
+    found = memfit.estimate(
+        SMALL, gpu="rtx-4090", memory="4400MiB", method="lora", batch=4, steps=4, seq=1024,
+        lengths="uniform:min=600,max=1000", examples=300,
+    )  # fmt: skip
+    assert found.next_way is not None
+    assert "--examples 300" in found.next_way.command
+
+
 def test_a_rank_of_several_has_batches_of_its_own() -> None:
+    one = memfit.estimate(
+        SMALL, gpu="rtx-4090", method="full", batch=1, steps=4, accumulate=2, **FEW,
+        lengths="uniform:min=100,max=900", seq=900,
+    ).run  # fmt: skip
     found = memfit.estimate(
         SMALL, gpus="4xrtx-4090", use="fsdp", method="full", batch=1, steps=4, accumulate=2, **FEW,
         lengths="uniform:min=100,max=900", seq=900,
@@ -237,6 +298,10 @@ def test_a_rank_of_several_has_batches_of_its_own() -> None:
     assert run is not None
     assert run.checkpoints is None
     assert run.epoch == 10_000 // 8
+    assert one is not None
+    # The same order of texts, dealt to four ranks: other batches, and more of them in each step
+    assert [step.tokens for step in run.steps] != [step.tokens for step in one.steps]
+    assert sum(step.tokens for step in run.steps) > sum(step.tokens for step in one.steps)
     assert run.worst.tokens == max(one.tokens for one in run.steps)
     assert found.memory.reserved == max(run.reserved, found.memory.allocated)
 

@@ -7,6 +7,7 @@ from memfit.answers import Checkpoints, RunStep, Texts, WholeRun, WorstBatch
 from memfit.estimate import Estimate
 from memfit.formats import FORMATS
 from memfit.job import Job
+from memfit.lower import programmed
 from memfit.runs.batches import Batches, batches
 from memfit.runs.changes import RARE, Setting, changes
 from memfit.runs.risk import Records, Risk, checkpoints, half_of, records
@@ -15,8 +16,6 @@ from memfit.simulate.memory import blocks
 from memfit.simulate.run import Replayed
 from memfit.simulate.settings import Settings
 from memfit.tape import PARTS
-
-REPLICATED = ("ddp",)  # layouts in which a rank has all weights and states
 
 
 def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
@@ -75,7 +74,7 @@ def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
 def saved(found: Estimate, job: Job, given: Given) -> Checkpoints | None:
     """The trained weights and the states that are alive when a step is over (transformers 5.23
     trainer.py _save_checkpoint)."""
-    if any(name not in REPLICATED for name, _ in found.strategy.uses()):
+    if any(layout.sharded for _, layout in found.strategy.uses()):
         return None
     tape = found.memory.tape
     sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
@@ -83,9 +82,9 @@ def saved(found: Estimate, job: Job, given: Given) -> Checkpoints | None:
         sizes[part] += block.size * times
     weights = sizes["weights"]
     if job.method != "full":
-        wide = job.adapters and job.adapter_dtype == "float32"
-        each = 4 if wide else FORMATS[found.model.dtype].block_bytes
-        weights = found.parameters.trainable * each
+        program = programmed(found.model, job, found.cluster, found.strategy, True)
+        stored = program.weights if program.adapter is None else program.adapter.format
+        weights = found.parameters.trainable * FORMATS[stored].block_bytes
     every = given.save_every or given.count
     return Checkpoints(
         count=max(1, given.count // every),
