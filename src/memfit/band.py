@@ -160,7 +160,25 @@ def ratios() -> tuple[tuple[float, float], ...]:
 def exceeding(ratio: float) -> float:
     """The share of published peaks, each source weighted equally, that were more than `ratio` times
     what memfit predicts."""
-    return sum(weight for measured, weight in ratios() if measured > ratio)
+    # A sum of weights is rounded
+    return min(1.0, sum(weight for measured, weight in ratios() if measured > ratio))
+
+
+@lru_cache(maxsize=16)
+def share_between(low: float, high: float) -> float:
+    """The share of published peaks, each source weighted equally, that were at least `low` times
+    what memfit predicts and at most `high` times the most that it says."""
+    known = weighed([one for one in residuals() if one.counts])
+    return sum(
+        weight for one, weight in known if low * one.predicted <= one.measured <= high * one.most
+    )
+
+
+@lru_cache(maxsize=1)
+def varied() -> tuple[Residual, ...]:
+    """Cases with batches of varying lengths."""
+    known = residuals()
+    return tuple(one for one in known if one.sound and one.lengths_vary and one.metric in DEVICE)
 
 
 @lru_cache(maxsize=16)
@@ -177,10 +195,7 @@ def spread_of(regime: Regime) -> Spread:
     said = spread()
     if not regime.varies:
         return said
-    varied = [
-        one for one in residuals() if one.sound and one.regime.varies and one.metric in DEVICE
-    ]
-    return replace(said, high=max(said.high, ends(varied)[1])) if varied else said
+    return replace(said, high=max(said.high, ends(varied())[1])) if varied() else said
 
 
 def of(known: Iterable[Residual]) -> Spread:
@@ -359,6 +374,8 @@ __all__ = [
     "of",
     "ratios",
     "residuals",
+    "share_between",
     "spread",
     "spread_of",
+    "varied",
 ]

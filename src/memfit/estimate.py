@@ -29,8 +29,10 @@ from memfit.band import (
     Regime,
     Spread,
     evidence,
+    share_between,
     spread,
     spread_of,
+    varied,
 )
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
@@ -547,17 +549,28 @@ def band_of_replayed(found: Estimate, memory: Memory) -> Band:
 
 def _origin(said: Spread, regime: Regime) -> str:
     """What the band rests on, and whether that is evidence for a figure like this one."""
-    off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
+    every = spread()
+    off = f"{100 * every.low - 100:+.0f} to {100 * every.high - 100:+.0f} %"
     cases, sources = evidence(regime)
     words = (
-        f"90 % of {said.cases} published peaks ({said.sources} sources, weighted "
-        f"equally) are {off} from the prediction"
+        f"{100 * share_between(every.low, every.high):.0f} % of {every.cases} published peaks "
+        f"({every.sources} sources, weighted equally) are {off} from the prediction"
     )
+    if said.high > every.high:
+        long = varied()
+        words += (
+            f"; {len(long)} of batches of varying lengths "
+            f"({_sources(len({one.source for one in long}))}) are up to "
+            f"{100 * said.high - 100:+.0f} %"
+        )
     if cases >= ENOUGH_CASES and sources >= ENOUGH_SOURCES:
         return words
-    count = "1 source" if sources == 1 else f"{sources} sources"
-    known = f"{cases} of {count}" if cases else "none"
+    known = f"{cases} of {_sources(sources)}" if cases else "none"
     return f"{words}; published runs of this kind ({regime}): {known}"
+
+
+def _sources(count: int) -> str:
+    return "1 source" if count == 1 else f"{count} sources"
 
 
 def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:

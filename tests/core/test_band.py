@@ -170,12 +170,28 @@ def test_the_spread_is_of_several_sources() -> None:
     assert found.sources >= 5
 
 
+def test_a_share_is_at_most_all() -> None:
+    assert band.exceeding(0) == 1
+    assert band.exceeding(100) == 0
+
+
 def test_the_working_says_what_the_band_rests_on() -> None:
     from memfit.verbs import estimate as ask
 
     found = ask("openai-community/gpt2", gpu="t4", seq=128)
     said = spread()
-    assert f"90 % of {said.cases} published peaks ({said.sources} sources" in found.band.origin
+    known = band.weighed([row for row in band.residuals() if row.counts])
+    inside = sum(
+        weight
+        for row, weight in known
+        if said.low <= row.measured / row.predicted and row.measured / row.most <= said.high
+    )
+    share = f"{100 * inside:.0f} % of {said.cases} published peaks ({said.sources} sources"
+    assert found.band.origin.startswith(share)
+    longer = ask("openai-community/gpt2", gpu="t4", seq=128, longest=512)
+    assert longer.band.high > found.band.high
+    cases = len(band.varied())
+    assert f"; {cases} of batches of varying lengths (1 source) are up to +" in longer.band.origin
     assert "published runs of this kind (device, one GPU, one length): " in found.band.origin
     words = " ".join(write(found, explain=True).split())
     assert " ".join(found.band.origin.split()) in words
