@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
+import pytest
+
+from memfit.trace.cuda import Device
+from memfit.trace.refuse import Watcher
+from memfit.trace.synthetic_data import pictures
 from memfit.verbs import trace
 
 HEAD = "import copy, torch\n"
@@ -81,3 +87,58 @@ def test_distributed_tensors_change_their_shape_in_place(tmp_path: Path) -> None
     script = tmp_path / "train.py"
     script.write_text(DISTRIBUTED)
     trace(script, ranks=2, steps=0)
+
+
+RESUMES = """
+import torch
+from collections import OrderedDict
+from torch.optim import lr_scheduler as schedules
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+kept = torch.load("last.pt")
+model.load_state_dict(kept["model"].to(0))
+renamed = OrderedDict((name[7:], one) for name, one in kept["state_dict"].items())
+model.load_state_dict(renamed)
+optimizer.load_state_dict(kept["optimizer"])
+steps = schedules.StepLR(optimizer, 1)
+for kind in (
+    schedules.SequentialLR(optimizer, [steps, schedules.StepLR(optimizer, 1)], [1]),
+    schedules.ChainedScheduler([steps]),
+    schedules.ReduceLROnPlateau(optimizer),
+):
+    kind.load_state_dict(kept["scheduler"])
+best = kept["best"]
+assert max(0.5, best) == 0.5 and not best > 0.1 and best < 1 and best == 0
+assert best * 3 + 2 == 2 and 1 - best == 1 and round(best, 2) == 0 and f"{best:.1f}" == "0.0"
+assert [*range(kept["epoch"] + 1, 3)] == [1, 2]
+first, second, third = kept["rest"]
+first.anything(second)[third].more()
+assert [one for one in kept["list"]] == []
+try:
+    torch.load("best.pt")
+except FileNotFoundError:
+    pass
+else:
+    raise SystemExit("its own way for a missing file was not taken")
+"""
+
+
+def test_resuming_from_what_is_not_there(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RESUMES)
+    found = trace(script, steps=0)
+    assert any("`last.pt` is not there" in one.message for one in found.problems)
+
+
+def test_a_data_sets_own_error_stays_one() -> None:
+    """Only files that are not there have a stand-in."""
+
+    class Flowers102:
+        def __init__(self) -> None:
+            raise RuntimeError("a mistake of its own")
+
+    change = dict(pictures(Watcher(Device()), 8))["torchvision.datasets.flowers102"]
+    [(_, _, init)] = change(types.SimpleNamespace(Flowers102=Flowers102))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="a mistake of its own"):
+        init(object())

@@ -3,9 +3,11 @@ nothing, because nothing they do is on the GPU."""
 
 from __future__ import annotations
 
+import dis
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import operator
 import sys
 import types
 from typing import Any
@@ -59,6 +61,38 @@ class Kind(type):
         return Kind(name, (Nothing,), {})
 
 
+def number(value: Any) -> Any:
+    """What a `Nothing` is to arithmetic."""
+    return 0 if isinstance(value, Nothing) else value
+
+
+def compared(name: str) -> Any:
+    def compare(self: Any, other: Any) -> Any:
+        return getattr(operator, name)(0, number(other))
+
+    return compare
+
+
+def reckoned(name: str, *, turned: bool = False) -> Any:
+    def reckon(self: Any, other: Any) -> Any:
+        try:
+            pair = (number(other), 0) if turned else (0, number(other))
+            return getattr(operator, name)(*pair)
+        except ZeroDivisionError:
+            return 0
+
+    return reckon
+
+
+def parts() -> int | None:
+    """Into how many names the caller's caller unpacks a value, if it does."""
+    frame = sys._getframe(2)
+    at = next(
+        (one for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti), None
+    )
+    return at.arg if at is not None and at.opname == "UNPACK_SEQUENCE" else None
+
+
 class Nothing(metaclass=Kind):
     """Whatever is asked of it, it is that again; as a number it is 0."""
 
@@ -85,8 +119,8 @@ class Nothing(metaclass=Kind):
     def __exit__(self, *_: Any) -> None: ...
 
     def __iter__(self) -> Any:
-        """As `figure, axes = plt.subplots()` unpacks it."""
-        return iter((Nothing(), Nothing()))
+        """As `figure, axes = plt.subplots()` unpacks it; else without elements."""
+        return iter([Nothing() for _ in range(parts() or 0)])
 
     def __bool__(self) -> bool:
         return False
@@ -99,8 +133,29 @@ class Nothing(metaclass=Kind):
     def __float__(self) -> float:
         return 0.0
 
+    def __round__(self, _: Any = None) -> int:
+        return 0
+
+    def __neg__(self) -> int:
+        return 0
+
+    __abs__ = __pos__ = __neg__
+    __hash__ = object.__hash__
+    __eq__, __ne__ = compared("eq"), compared("ne")
+    __lt__, __le__, __gt__, __ge__ = (compared(name) for name in ("lt", "le", "gt", "ge"))
+    __add__, __radd__ = reckoned("add"), reckoned("add", turned=True)
+    __sub__, __rsub__ = reckoned("sub"), reckoned("sub", turned=True)
+    __mul__, __rmul__ = reckoned("mul"), reckoned("mul", turned=True)
+    __mod__, __rmod__ = reckoned("mod"), reckoned("mod", turned=True)
+    __pow__, __rpow__ = reckoned("pow"), reckoned("pow", turned=True)
+    __truediv__, __rtruediv__ = reckoned("truediv"), reckoned("truediv", turned=True)
+    __floordiv__, __rfloordiv__ = reckoned("floordiv"), reckoned("floordiv", turned=True)
+
     def __str__(self) -> str:
         return ""
+
+    def __format__(self, spec: str) -> str:
+        return format(0, spec) if spec else ""
 
     def __fspath__(self) -> str:
         return "."
@@ -158,4 +213,4 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return {module.__name__: module}
 
 
-__all__ = ["Missing"]
+__all__ = ["Missing", "Nothing", "parts"]

@@ -3,48 +3,83 @@ memory."""
 
 from __future__ import annotations
 
+import ast
+import errno
+import linecache
 import os
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
+from memfit.trace import lines
 from memfit.trace.imports import Change, Patch
+from memfit.trace.missing_packages import Nothing, parts
 from memfit.trace.refuse import Watcher
 
 
-class Checkpoint(dict[Any, Any]):
-    """What a file might hold: whatever is looked up is another such thing, or 0 as a number."""
+class Checkpoint(dict[Any, Any], Nothing):  # type: ignore[misc]  # no hash, as a dict
+    """What a file might hold: a dict in which everything is there, and nothing in it."""
 
-    def __missing__(self, _: Any) -> Checkpoint:
+    __eq__, __ne__ = Nothing.__eq__, Nothing.__ne__
+    __lt__, __le__, __gt__, __ge__ = (
+        Nothing.__lt__,
+        Nothing.__le__,
+        Nothing.__gt__,
+        Nothing.__ge__,
+    )
+    __str__, __repr__, __bool__ = Nothing.__str__, Nothing.__str__, Nothing.__bool__
+
+    def __missing__(self, _: Any) -> Nothing:
         return Checkpoint()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__missing__(key)
+
+    def __iter__(self) -> Any:
+        return iter([Checkpoint() for _ in range(parts() or 0)])
 
     def get(self, _: Any, default: Any = None) -> Any:
         return Checkpoint() if default is None else default
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Checkpoint()
+    pop = get
 
-    def __int__(self) -> int:
-        return 0
 
-    __index__ = __int__
+FALLBACK = {"FileNotFoundError", "OSError", "IOError", "EnvironmentError"}
 
-    def __float__(self) -> float:
-        return 0.0
 
-    def __add__(self, other: Any) -> Any:
-        return other
+def expected() -> bool:
+    """Whether the script has another way for a file that is not there: one of its lines that are
+    running now stands in a `try` that goes on after such an error."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if lines.is_users(name) and goes_on("".join(linecache.getlines(name)), frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False
 
-    __radd__ = __add__
 
-    def __format__(self, _: str) -> str:
-        return "0"
+def goes_on(text: str, number: int) -> bool:
+    try:
+        nodes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Try)]
+    except (SyntaxError, ValueError):
+        return False
+    return any(
+        FALLBACK & {one.id for one in ast.walk(handler.type) if isinstance(one, ast.Name)}
+        and not any(isinstance(one, ast.Raise) for one in ast.walk(handler))
+        and "exit(" not in ast.unparse(handler)
+        for node in nodes
+        if node.body[0].lineno <= number <= (node.body[-1].end_lineno or 0)
+        for handler in node.handlers
+        if handler.type is not None
+    )
 
 
 def absent(recorder: Watcher, name: Any) -> Checkpoint:
+    if isinstance(name, (str, os.PathLike)) and expected():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(name))
     shown = os.path.basename(os.fspath(name)) if isinstance(name, (str, os.PathLike)) else "a file"
     recorder.note(
         "checkpoint", f"`{shown}` is not there: models and optimizers stay as they were made"
@@ -57,7 +92,8 @@ def patches(recorder: Watcher) -> list[Patch]:
 
     def skipping(true: Callable[..., Any], found: Callable[[], Any]) -> Callable[..., Any]:
         def load_state_dict(self: Any, state: Any, *args: Any, **given: Any) -> Any:
-            if isinstance(state, Checkpoint):
+            # Copied key by key, it is an empty dict
+            if isinstance(state, Nothing) or (state == {} and "checkpoint" in recorder.notes):
                 return found()
             return true(self, state, *args, **given)
 
@@ -72,7 +108,13 @@ def patches(recorder: Watcher) -> list[Patch]:
         )
     ]
     kinds: list[Any] = [torch.optim.Optimizer, torch.amp.GradScaler]
-    kinds += [torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.LambdaLR]
+    kinds += [
+        one
+        for one in vars(torch.optim.lr_scheduler).values()
+        if isinstance(one, type)
+        and issubclass(one, torch.optim.lr_scheduler.LRScheduler)
+        and "load_state_dict" in vars(one)
+    ]
     found += [
         (kind, "load_state_dict", skipping(kind.load_state_dict, lambda: None)) for kind in kinds
     ]
