@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -150,6 +152,28 @@ def test_fields_are_those_of_the_standard_decorator() -> None:
         assert standard.__match_args__ == made.__match_args__
     assert dataclasses.replace(inheriting(lazy)[1](), a=4).a == 4
     assert inheriting(lazy)[1].kind == "base"
+
+
+def test_a_class_has_its_defaults_before_the_first_instance() -> None:
+    base, derived = inheriting(lazy)
+    assert (base.kind, base.b, derived.a) == ("base", (1,), 3)
+    assert not hasattr(derived, "c")
+    made = make(lazy)
+    assert (made.y, made.secret) == (2, "s")
+    assert not hasattr(made, "tags")
+    assert made(x=1).tags == []
+
+    @lazy(frozen=True, kw_only=True)
+    class Mixed:
+        kind: ClassVar[str] = "mixed"
+        a: int = field(default=3, metadata={"help": "h"})
+        b: list[int] = field(default_factory=list)
+
+    assert Mixed.a == 3
+    assert dataclasses.fields(Mixed)[0].metadata == {"help": "h"}
+    assert (Mixed().a, Mixed().b, Mixed.a) == (3, [], 3)
+    code = "from memfit.job import Job; assert Job.method == Job().method, Job.method"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_mutable_default_is_refused() -> None:
