@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu
+from memfit.model.modules import MoE
 from memfit.plan import engine_search
 from memfit.plan.engine_goals import EnginePlan, EngineQuestion, EngineRow
-from memfit.serving.pace import Engine, Step, step_seconds
+from memfit.serving.pace import Engine, Step, bytes_read, step_seconds
+from memfit.serving.parts import Indexer
 from memfit.serving.weights import Rank
 from memfit.verb_engine import serve, subject_of
 from memfit.verb_engine_plan import plan_engine
@@ -235,3 +238,43 @@ def test_a_step_of_many_costs_little_more_than_of_one() -> None:
         assert one is not None
         assert many is not None
         assert 1 < many / one < most
+
+
+def test_a_step_reads_shared_experts_whole() -> None:
+    """Llama 4 Scout: 16 experts of which a token takes one, and one that all tokens take."""
+    model = subject_of("meta-llama/Llama-4-Scout-17B-16E-Instruct").model
+    assert model is not None
+    block = next(
+        block for layer in model.layers for block in layer.blocks if isinstance(block.mixer, MoE)
+    )
+    expert, router, norm = 3 * 5120 * 8192 * 2, 16 * 5120 * 2, 5120 * 2
+    found = bytes_read(block, Rank(), frozenset(), 1)
+    assert found == pytest.approx(2 * expert + router + norm, rel=1e-6)
+
+
+def test_an_indexer_is_whole_on_every_rank() -> None:
+    """More ranks neither halve its products nor sum its results."""
+    model = subject_of("deepseek-ai/DeepSeek-V3.2").model
+    assert model is not None
+    plain = replace(
+        model,
+        layers=tuple(
+            replace(
+                layer,
+                blocks=tuple(one for one in layer.blocks if not isinstance(one.mixer, Indexer)),
+            )
+            for layer in model.layers
+        ),
+    )
+    step = Step(prompt=4096)
+    more = []
+    for ranks in (1, 8):
+        cluster = Cluster(gpu=find_gpu("h200"), gpus_per_node=ranks)
+        both = [
+            step_seconds(Engine(model=one, rank=Rank(tensor=ranks), cluster=cluster), step)
+            for one in (model, plain)
+        ]
+        assert both[0] is not None
+        assert both[1] is not None
+        more.append(both[0] - both[1])
+    assert more[0] == pytest.approx(more[1], rel=1e-6)

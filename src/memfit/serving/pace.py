@@ -21,6 +21,7 @@ from memfit.serving.weights import (
     kept_names,
     kv_heads,
     layer_sizes,
+    routed_sizes,
     table_rows,
 )
 
@@ -86,13 +87,11 @@ def block_seconds(
 ) -> float:
     """One block: its products, its attention, and the small kernels between them."""
     mixer, rank = block.mixer, engine.rank
-    stored = sum(layer_sizes(Layer(blocks=(block,)), rank, kept))
+    stored = bytes_read(block, rank, kept, step.tokens)
     width = engine.model.width
-    if isinstance(mixer, MoE):
-        stored = int(stored * touched(mixer, step.tokens))
     shares = products(mixer)
     whole = sum(shares) or 1
-    flops = 2.0 * step.tokens / rank.tensor
+    flops = 2.0 * step.tokens / (rank.tensor if shared_by_ranks(mixer) else 1)
     math = math_of(engine, layer, kept)
     found = sum(known.product(flops * one, stored * one / whole, math) for one in shares)
     found += known.moved(NORMED * step.tokens * width * rank.width)
@@ -104,6 +103,22 @@ def block_seconds(
     if isinstance(mixer, (Attention, Latent)):  # rotary, the cache's new rows, joining splits
         found += SMALL_ATTENTION * known.launch
     return found + attention_seconds(engine, known, mixer, step)
+
+
+def bytes_read(block: Block, rank: Rank, kept: frozenset[str], tokens: int) -> int:
+    """Bytes of weights that a step over so many tokens reads: all, but of the routed experts those
+    that some token chooses."""
+    stored = sum(layer_sizes(Layer(blocks=(block,)), rank, kept))
+    if not isinstance(block.mixer, MoE):
+        return stored
+    routed = sum(routed_sizes(block.mixer, rank, kept))
+    return stored - routed + int(routed * touched(block.mixer, tokens))
+
+
+def shared_by_ranks(mixer: object) -> bool:
+    """Whether ranks share a block's products, and sum their results; an indexer is whole on
+    each."""
+    return not isinstance(mixer, Indexer)
 
 
 def math_of(engine: Engine, layer: Layer, kept: frozenset[str]) -> str:
@@ -188,7 +203,10 @@ def reduced(engine: Engine, step: Step) -> float | None:
     group = Group(size=ranks, stride=1, per_node=engine.cluster.gpus_per_node)
     size = step.tokens * engine.model.width * engine.rank.width
     each = seconds("all_reduce", size, group, engine.cluster)
-    return None if each is None else each * sum(len(layer.blocks) for layer in engine.model.layers)
+    if each is None:
+        return None
+    blocks = (block for layer in engine.model.layers for block in layer.blocks)
+    return each * sum(shared_by_ranks(block.mixer) for block in blocks)
 
 
 def head_seconds(engine: Engine, known: Rates, step: Step) -> float:

@@ -277,6 +277,16 @@ def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
         yield mixer.experts * rank.width
     if mixer.correction_bias:
         yield mixer.experts * 4
+    yield from routed_sizes(mixer, rank, kept)
+    if mixer.shared is not None:
+        alone = replace(rank, tensor=1) if rank.shared_whole else rank
+        yield from mlp_sizes(mixer.shared, alone, kept)
+    if mixer.shared_gate is not None:
+        yield mixer.shared_gate.outputs * mixer.shared_gate.inputs * rank.width
+
+
+def routed_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    """The experts that a token is sent to, without the router and the shared ones."""
     experts = ceil(mixer.experts, rank.experts)
     inner = mixer.width if rank.experts > 1 else mixer.width // rank.tensor
     names = kept | {f"{mixer.name}.up", f"{mixer.name}.down"} if mixer.name in kept else kept
@@ -298,11 +308,6 @@ def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
         bias=mixer.expert_bias,
         experts=experts,
     )
-    if mixer.shared is not None:
-        alone = replace(rank, tensor=1) if rank.shared_whole else rank
-        yield from mlp_sizes(mixer.shared, alone, kept)
-    if mixer.shared_gate is not None:
-        yield mixer.shared_gate.outputs * mixer.shared_gate.inputs * rank.width
 
 
 def lora_slots(model: Model, rank: Rank) -> list[int]:
@@ -356,6 +361,7 @@ __all__ = [
     "number_width",
     "rank_bytes",
     "rank_sizes",
+    "routed_sizes",
     "splits",
     "table_rows",
 ]
