@@ -445,7 +445,9 @@ def comparing(verb: Verb) -> click.Command:
 
 def planning(verb: Verb) -> click.Command:
     from memfit import cli_plan
+    from memfit.cli_engine import PLAN_FLAG
 
+    groups["engine"] = "question"
     known = {
         **{
             one.name: one for one in (*dataclasses.fields(Planning), *dataclasses.fields(Answering))
@@ -455,7 +457,7 @@ def planning(verb: Verb) -> click.Command:
     flags = [
         flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)
     ]
-    params = [subject(), *flags, *cli_plan.FLAGS, *output(explain=True)[:2]]
+    params = [subject(), PLAN_FLAG, *flags, *cli_plan.FLAGS, *output(explain=True)[:2]]
     return PlanningCommand(
         "plan",
         callback=cli_plan.run,

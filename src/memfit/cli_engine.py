@@ -19,6 +19,11 @@ FLAG = click.Option(
     metavar="NAME",
     help=("serving engine, with its own flags: vllm, sglang, llama.cpp, tgi …"),
 )
+PLAN_FLAG = click.Option(
+    ["--engine"],
+    metavar="NAME",
+    help="serving engine whose settings are planned, with its own flags: vllm or sglang",
+)
 OWN = ("gpu", "gpus", "memory", "engine", "engine-version", "format")  # memfit's own, with a value
 SWITCHES = ("json", "explain", "offline", "help")
 
@@ -154,4 +159,4 @@ def help_page(name: str) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-__all__ = ["FLAG", "engine_named", "run", "run_plan"]
+__all__ = ["FLAG", "PLAN_FLAG", "engine_named", "run", "run_plan"]

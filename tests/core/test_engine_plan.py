@@ -13,6 +13,7 @@ from memfit.hardware import Cluster, find_gpu
 from memfit.model.modules import MoE
 from memfit.plan import engine_search
 from memfit.plan.engine_goals import EnginePlan, EngineQuestion, EngineRow
+from memfit.report.engine_plan import write
 from memfit.serving.pace import Engine, Step, bytes_read, step_seconds
 from memfit.serving.parts import Indexer
 from memfit.serving.weights import Rank
@@ -110,6 +111,42 @@ def test_the_grid_has_its_edge_where_the_engine_has() -> None:
     for cells, most in zip(plan.grid.cells, plan.grid.most, strict=True):
         fits = [size <= plan.grid.limit for size in cells]
         assert fits == [users <= most for users in plan.grid.users]
+
+
+def test_about_equal_speeds_cost_no_quality() -> None:
+    """Within 2 % the model's own weights come first; nobody has to look for a checkpoint."""
+    plan = plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", users=4, top=9, **LOAD)
+    one = plan.rows[0]
+    assert one.speed is not None
+
+    def row(weights: str, cache: str, speed: float) -> EngineRow:
+        assert one.speed is not None
+        rate = replace(one.speed, tokens_per_second=speed)
+        return replace(one, weights=weights, cache=cache, speed=rate)
+
+    rows = [row("awq-4bit", "fp8", 100), row("own", "auto", 97), row("own", "fp8", 98.5)]
+    found = [(one.weights, one.cache) for one in engine_search.ranked(rows)]
+    assert found == [("own", "fp8"), ("awq-4bit", "fp8"), ("own", "auto")]
+
+
+def test_a_checkpoint_that_the_user_must_find_is_a_placeholder() -> None:
+    plan = plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", users=4, top=9, **LOAD)
+    row = row_of(plan.rows, weights="awq-4bit")
+    assert row.command.startswith("vllm serve AWQ_CHECKPOINT --")
+    said = write(replace(plan, rows=(row,)), width=120)
+    assert "AWQ_CHECKPOINT: the hub id or folder of an AWQ checkpoint of Qwen/Qwen3-0.6B" in said
+
+
+def test_help_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for page in ("--help", "--help-all"):
+        assert main(["plan", page]) == 0
+        assert "--engine NAME" in capsys.readouterr().out
+
+
+def test_one_user_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "Qwen/Qwen2.5-7B", "--engine", "vllm", "--gpu", "rtx-4090"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("1 user fits, each with")
 
 
 def test_goals_choose_the_cheapest_machine() -> None:

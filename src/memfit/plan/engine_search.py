@@ -3,7 +3,7 @@ bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from memfit.plan.engine_goals import (
     Speed,
     users_fit,
 )
-from memfit.plan.engine_weights import EIGHT, FOUR, OWN
+from memfit.plan.engine_weights import AWQ_CHECKPOINT, EIGHT, FOUR, OWN
 from memfit.plan.market import machines
 from memfit.serving.base import Device, Question, Subject
 from memfit.serving.named import AWQ
@@ -43,6 +43,7 @@ USERS: Annotated[tuple[int, ...], setting("users in the table")] = (
 )
 MILLION: Annotated[int, setting("tokens that a price is for")] = 10**6
 UNLIMITED: Annotated[int, setting("positions of a model that names no limit")] = 2048
+ALIKE: Annotated[float, setting("speeds that count as equal differ by less")] = 0.02
 HOUR = 3600
 OTHERS: Annotated[int, setting("configurations that miss a goal and are shown")] = 4
 SHORTEST: Annotated[int, setting("tokens of the shortest request: a block")] = 16
@@ -72,9 +73,9 @@ def plan_engine(question: EngineQuestion, cluster: Cluster) -> EnginePlan:
     if not rows and not close and last is not None:
         raise last
     known = price(cluster.gpu)
-    ranked = sorted(rows, key=order)
+    ordered = ranked(rows)
     nearest = sorted(close, key=nearness)[: OTHERS if rows else 1]
-    shown = ranked[: question.top]
+    shown = ordered[: question.top]
     best = (shown or nearest)[:1]
     return EnginePlan(
         question=question,
@@ -116,13 +117,26 @@ def cheapest_engine(question: EngineQuestion, most: int) -> EnginePlan:
 
 
 def order(row: EngineRow) -> tuple[Any, ...]:
-    """Most tokens per second first; without a speed, what costs no quality, then what holds most
-    tokens."""
-    plain = (row.weights != OWN, row.cache != "auto")
-    room = -row.users * row.length
-    if row.speed is None:
-        return (*plain, room, row.tensor)
-    return (-row.speed.tokens_per_second, *plain, room, row.tensor)
+    """Most tokens per second first, those without a speed last; else what costs no quality."""
+    return (-row.speed.tokens_per_second if row.speed else 0.0, *lossless(row))
+
+
+def ranked(rows: Sequence[EngineRow]) -> list[EngineRow]:
+    """In order; of those about as fast as the fastest left, what costs no quality comes first."""
+    left, found = sorted(rows, key=order), list[EngineRow]()
+    while left:
+        fastest = left[0].speed
+        least = fastest.tokens_per_second * (1 - ALIKE) if fastest else 0.0
+        alike = [one for one in left if one.speed and one.speed.tokens_per_second >= least]
+        alike = alike if fastest else left
+        found += sorted(alike, key=lossless)
+        left = left[len(alike) :]
+    return found
+
+
+def lossless(row: EngineRow) -> tuple[Any, ...]:
+    """What costs no quality first, then what holds most tokens."""
+    return (row.weights != OWN, row.cache != "auto", -row.users * row.length, row.tensor)
 
 
 def nearness(row: EngineRow) -> tuple[Any, ...]:
@@ -177,7 +191,7 @@ def judged(question: EngineQuestion, cluster: Cluster, one: Candidate) -> Engine
         answer=answer,
         options=asked.options,
         command=question.planned.command(
-            f"an AWQ checkpoint of {model}" if one.weights == FOUR else model, asked.options
+            AWQ_CHECKPOINT if one.weights == FOUR else model, asked.options
         ),
         speed=speed,
         dollars=known.dollars * cluster.gpus * MILLION / HOUR / made if known and made else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memfit.lazy_dataclass import dataclass
 
 OWN, EIGHT, FOUR = "own", "fp8", "awq-4bit"
+AWQ_CHECKPOINT = "AWQ_CHECKPOINT"  # stands in a command for a checkpoint that the user has
 STUDY = "Llama 3.1 of 8B to 405B, ACL 2025, arXiv 2411.02355"
 
 
@@ -36,4 +37,4 @@ WEIGHTS: dict[str, EngineWeights] = {
     )
 }
 
-__all__ = ["EIGHT", "FOUR", "OWN", "WEIGHTS", "EngineWeights"]
+__all__ = ["AWQ_CHECKPOINT", "EIGHT", "FOUR", "OWN", "WEIGHTS", "EngineWeights"]

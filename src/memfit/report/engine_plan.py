@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memfit.plan.engine_goals import EnginePlan, EngineRow, Grid, Load, users_fit
-from memfit.plan.engine_weights import WEIGHTS
+from memfit.plan.engine_weights import AWQ_CHECKPOINT, WEIGHTS
 from memfit.report.engine_answer import folded
 from memfit.units import GIB
 
@@ -185,6 +185,9 @@ def start(plan: EnginePlan) -> Iterator[str]:
     copies = rows[0].replicas
     yield "start it with" if copies == 1 else f"start {copies} copies, each with"
     yield f"  {rows[0].command}"
+    if AWQ_CHECKPOINT in rows[0].command:
+        model = plan.question.subject.name
+        yield f"  {AWQ_CHECKPOINT}: the hub id or folder of an AWQ checkpoint of {model}"
 
 
 def grid(plan: EnginePlan) -> Iterator[str]:
