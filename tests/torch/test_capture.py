@@ -73,6 +73,17 @@ def test_peaks_of_usual_trainers_are_those_of_the_trace(number: int) -> None:
     test_peaks_are_those_of_the_trace(row.name, {"seq": 200, **TRL, **case})
 
 
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_peaks_without_checkpoints_are_those_of_the_trace(number: int) -> None:
+    """Where a cache, too, stays until the loss is made: Qwen3.5 beside its tower."""
+    row, case = ROWS[sorted(ROWS)[number]], USUAL[number % len(USUAL)]
+    usual = {"seq": 200, **TRL, **case, "batch": 2, "checkpointing": "none"}
+    test_peaks_are_those_of_the_trace(row.name, usual)
+    if row.tower:
+        wide = {"batch": 2, "seq": 200, "precision": "autocast-bf16"}
+        test_peaks_are_those_of_the_trace(row.name, wide)
+
+
 def test_four_bits_hand_on_the_dtype_of_their_input() -> None:
     """Under autocast, too, where other layers make 16 bits of fp32: residuals become fp32."""
     case = {**TRL, "batch": 2, "packing": False, "precision": "bf16-autocast", "method": "qlora"}

@@ -51,7 +51,8 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     piece = layer.captured
     assert piece is not None
     run = evaluated(piece.graph, ctx.program.model, ctx)
-    return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
+    caches = ctx.caches if ctx.cache is not None else None
+    return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name, caches=caches)["x"]
 
 
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:

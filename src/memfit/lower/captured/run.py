@@ -127,6 +127,15 @@ class Evaluation:
             if moment is not None:
                 letting_go.setdefault(moment, []).append(name)
         self.unread = tuple(letting_go.get(0, ()))  # of no use to this graph
+        # Made here and left to others, though no output: a cache has these, and so their graph.
+        made = {number for op in graph.ops for number in op.outputs} - {*graph.outputs.values()}
+        self.cached = tuple(
+            one
+            for root, members in sorted(roots.items())
+            if root in made and values[root].until is None
+            for one in members
+            if values[one].until is None
+        )
         wide = upcasts(graph)
         self.steps = tuple(
             Step(
@@ -173,8 +182,10 @@ class Evaluation:
         bound: Bound,
         linears: Mapping[str, Linear],
         owner: dict[str, Tensor] | None = None,
+        caches: list[Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The values that leave the graph, by name. `owner` loses what the graph lets go."""
+        """The values that leave the graph, by name. `owner` loses what the graph lets go; `caches`
+        gets what it leaves to a cache."""
         if owner is not None:
             for name in self.unread:
                 owner.pop(name, None)
@@ -200,6 +211,8 @@ class Evaluation:
                 for name in step.releases:
                     env.pop(self.graph.inputs[name], None)
                     owner.pop(name, None)
+        if caches is not None:
+            caches += [env[number] for number in self.cached if number in env]
         return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
 
 

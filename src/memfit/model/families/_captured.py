@@ -211,6 +211,7 @@ def model_of(
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         towers=towers,
+        caching=row.tower is not None and fields.flag("use_cache", default=True),
         heads=("image-text",) if row.tower is not None else ("causal-lm",),
         graphs=Graphs(
             family=row.name,
