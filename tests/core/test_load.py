@@ -17,7 +17,8 @@ import memfit
 
 CASES = int(os.environ.get("MEMFIT_LOAD", "160"))
 WARM = 60  # estimates until the caches are full that are full at some time
-GROWTH = 24 * 2**20  # bytes that may stay, however many questions follow
+# Bytes that may stay: pages of a heap that has settled, and of each estimate (measured: 0.7 KiB)
+SETTLED, EACH = 2 * 2**20, 2**10
 THREADS = 16
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -74,7 +75,7 @@ def test_memory_stays_flat_over_many_estimates() -> None:
     before = resident()
     for one in asked:
         answered(one)
-    assert resident() - before < GROWTH
+    assert resident() - before < SETTLED + EACH * (CASES - WARM)
 
 
 def test_threads_get_what_one_gets() -> None:
