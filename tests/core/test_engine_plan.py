@@ -90,6 +90,12 @@ def test_no_more_users_than_the_engine_runs() -> None:
     late = plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", users=8, max_num_seqs=4)
     assert not late.fits
     assert late.close[0].missed == ("4 users fit",)
+    both = [
+        plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", max_num_seqs=4, **short, **given)
+        for given in ({"users": 8}, {"users": 4})
+    ]
+    speeds = [(one.rows or one.close)[0].speed for one in both]
+    assert speeds[0] == speeds[1], "those that do not fit wait"
 
 
 def test_a_step_full_of_decoding_takes_no_prompt() -> None:

@@ -176,7 +176,7 @@ def judged(question: EngineQuestion, cluster: Cluster, one: Candidate) -> Engine
     asked = asked_of(question, cluster, one, length, each)
     answer = question.planned.engine.answer(asked)
     users = 0 if answer.failure else seats(question, asked, each, answer) * one.replicas
-    serving = load.users or users
+    serving = min(load.users or users, users) or load.users  # those that do not fit wait
     speed = None if answer.failure else speed_of(question, cluster, one, asked, serving)
     known = price(cluster.gpu)
     made = speed.tokens_per_second if speed else 0.0
