@@ -265,7 +265,7 @@ class Asking:
         return ledger.high * (known.held + kept.states) + ledger.outside
 
     def learn(self, node: Node, needs: int) -> None:
-        """What it needs with the allocator replayed says what others of its kind will."""
+        """Record how far replayed bytes exceed the live peak, for candidates of the same kind."""
         kind, live = self.ledger.kind(node.kernels, node.strategy), self.live(node)
         if live:
             self.gaps[kind] = max(self.gaps.get(kind, 1.0), needs / live)
