@@ -88,6 +88,24 @@ def test_its_head_is_one_that_sees() -> None:
         assert bad.value.problems[0].hint == TRACE
 
 
+@pytest.mark.parametrize(
+    ("kind", "tied"), [("qwen2_vl", True), ("qwen2_5_vl", True), ("llava", True), ("qwen3_vl", 0)]
+)
+def test_a_head_is_tied_where_the_language_model_says_so(kind: str, tied: bool) -> None:
+    """Of three classes, which hand it on (transformers 5.23 configuration_*.py)."""
+    config = example(kind, tie_word_embeddings=False)
+    config["text_config"] = {**config["text_config"], "tie_word_embeddings": True}
+    assert build(config).tied is bool(tied)
+
+
+def test_experts_have_another_name() -> None:
+    config = example("qwen3_vl_moe")
+    text = dict(config["text_config"])
+    text["num_local_experts"] = text.pop("num_experts")
+    other = build({**config, "text_config": text})
+    assert other.parameters == build(config).parameters
+
+
 def test_parts_of_the_rotation_must_add_up() -> None:
     config = example("qwen2_vl")
     config["text_config"] = {**config["text_config"], "rope_scaling": {"mrope_section": [9, 9]}}

@@ -1,5 +1,4 @@
-"""A language model that is known by itself, with a vision tower beside it: for text the one does
-all the work, and the other is idle."""
+"""A language model with a vision tower; text runs only the language model."""
 
 from __future__ import annotations
 
@@ -44,13 +43,17 @@ def composite(
     towers: Callable[[Model], Iterable[Weight]],
     *,
     tied: bool = False,
+    tied_by_either: bool = False,
     hands_on_cache: bool = False,
     **changes: Any,
 ) -> Model:
     """The model of class `name` whose language model is one of type `kind`. `hands_on_cache`: its
-    code hands `use_cache` on to the language model, which otherwise asks its own config."""
+    code hands `use_cache` on to the language model, which otherwise asks its own config.
+    `tied_by_either`: a head is tied, too, where only `text_config` says so."""
     text = text_fields(fields)
     shared = fields.flag("tie_word_embeddings", default=tied)
+    if tied_by_either and text.config.get("tie_word_embeddings") is not None:
+        shared |= text.flag("tie_word_embeddings", default=tied)
     text.config = {**text.config, "tie_word_embeddings": shared}
     model = rooted(find(kind).build(text), "model.", PREFIX)
     # The outer dtype holds for both parts.

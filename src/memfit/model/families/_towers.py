@@ -1,5 +1,4 @@
-"""Vision towers as weights: what they hold while the language model reads text. The order is that
-of transformers 5.23."""
+"""Weights of vision towers. Text does not run them. The order is that of transformers 5.23."""
 
 from __future__ import annotations
 
@@ -171,11 +170,11 @@ CLIP = {
 }
 
 
-def of_kind(fields: Fields, kind: str) -> None:
-    """Say so where a config names another tower than `kind`."""
+def of_kind(fields: Fields, kind: str, noun: str = "vision tower") -> None:
+    """Say so where a config names another part than `kind`."""
     given = fields.text("model_type", default=kind)
     if given != kind:
-        message = f"not supported yet: the vision tower `{given[:40]}`"
+        message = f"not supported yet: the {noun} `{given[:40]}`"
         fields.blame("model_type", message, "`--by trace` runs the real code instead")
 
 
@@ -208,16 +207,13 @@ def pixtral_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     return width, tuple(weights())
 
 
-CLIP_HEADS = 12  # class default (transformers 5.23 configuration_clip.py)
-
-
 def clip_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     """(its width, its weights)"""
     of_kind(fields, "clip_vision_model")
     fields.assume(**CLIP)
     width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
     patch, channels = fields.count("patch_size"), fields.count("num_channels")
-    heads = fields.count("num_attention_heads", default=CLIP_HEADS)
+    heads = fields.count("num_attention_heads", default=CLIP["num_attention_heads"])
     fields.divides(heads, width, "num_attention_heads", "hidden_size")
     places = (fields.count("image_size") // patch) ** 2 + 1
 

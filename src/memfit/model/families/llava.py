@@ -50,7 +50,7 @@ DEFAULTS = {
     ),
 )
 def build(fields: Fields) -> Model:
-    of_kind(fields.section("text_config"), "llama")
+    of_kind(fields.section("text_config"), "llama", "language model")
     text = fields.mapping("text_config")
     known = DEFAULTS if text else {}
     fields.config = {**fields.config, "text_config": {**known, **text, "model_type": "llama"}}
@@ -66,4 +66,4 @@ def build(fields: Fields) -> Model:
         yield from linear(f"{name}.linear_1", width, model.width, bias=bias)
         yield from linear(f"{name}.linear_2", model.width, model.width, bias=bias)
 
-    return composite(fields, "llava", "llama", towers)
+    return composite(fields, "llava", "llama", towers, tied_by_either=True)

@@ -10,7 +10,7 @@ from memfit.model.families import family
 from memfit.model.families._composite import composite, text_fields
 from memfit.model.families._towers import qwen2_5_tower, qwen2_tower
 from memfit.model.families.qwen2 import EXAMPLE as TEXT
-from memfit.model.modules import Model
+from memfit.model.modules import Model, Weight
 
 VISION = {"depth": 2, "embed_dim": 32, "hidden_size": TEXT["hidden_size"], "num_heads": 2}
 VISION_5 = {
@@ -24,6 +24,13 @@ FLAT = {
     **{key: value for key, value in TEXT.items() if key != "model_type"},
     "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
 }
+
+
+def with_text(fields: Fields, name: str, tower: tuple[Weight, ...]) -> Model:
+    """Beside Qwen 2 (transformers 5.23 configuration_qwen2_vl.py, configuration_qwen2_5_vl.py)."""
+    return composite(
+        fields, name, "qwen2", lambda _: tower, own_positions=True, tied_by_either=True
+    )
 
 
 HINT = "parts of half a head, as `mrope_section`"
@@ -57,7 +64,7 @@ def sections(fields: Fields, model: Model) -> Model:
 )
 def build(fields: Fields) -> Model:
     tower = qwen2_tower(fields.section("vision_config"))
-    model = composite(fields, "qwen2_vl", "qwen2", lambda _: tower, own_positions=True)
+    model = with_text(fields, "qwen2_vl", tower)
     return sections(fields, model)
 
 
@@ -75,5 +82,5 @@ def build(fields: Fields) -> Model:
 )
 def build_qwen2_5(fields: Fields) -> Model:
     tower = qwen2_5_tower(fields.section("vision_config"))
-    model = composite(fields, "qwen2_5_vl", "qwen2", lambda _: tower, own_positions=True)
+    model = with_text(fields, "qwen2_5_vl", tower)
     return sections(fields, model)

@@ -56,6 +56,8 @@ def build(fields: Fields) -> Model:
 def build_moe(fields: Fields) -> Model:
     """Its router always divides by the sum (transformers 5.23 modeling_qwen3_vl_moe.py)."""
     text = {**fields.mapping("text_config"), "norm_topk_prob": True}
+    if text.get("num_experts") is None and "num_local_experts" in text:  # another name of it
+        text["num_experts"] = text["num_local_experts"]
     fields.config = {**fields.config, "text_config": text}
     fields.section("text_config").optional("intermediate_size")  # of dense layers, which it has not
     tower = qwen3_tower(fields.section("vision_config"), deepstack=True)
