@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import memfit
 from memfit import estimate
 from memfit.cli import main
 from memfit.errors import InputError
+from memfit.estimate import estimate as estimate_of
+from memfit.job import Job
+from memfit.model.families import build, find
+from memfit.model.heads import usual_head
 from memfit.report import text
 
 BERT = "bert-base-uncased"
@@ -107,3 +113,64 @@ def test_what_is_about_generated_tokens_is_refused(capsys: pytest.CaptureFixture
     assert lines[1] == "next step: memfit estimate google-bert/bert-base-uncased --gpu t4"
     found = memfit.estimate("google-bert/bert-base-uncased", gpu="t4", task="inference")
     assert found.job.new_tokens == 0
+
+
+def example(kind: str, **changes: Any) -> dict[str, Any]:
+    return {**find(kind).examples[0], "dtype": "bfloat16", **changes}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("bart", "BartForSequenceClassification"),
+        ("t5", "T5EncoderModel"),
+        ("bert", "BertForMultipleChoice"),
+        ("bert", "BertLMHeadModel"),
+    ],
+)
+def test_a_class_without_graphs_is_not_answered_as_another(kind: str, name: str) -> None:
+    config = example(kind, architectures=[name])
+    model, heads = build(config), find(kind).heads
+    assert usual_head(config, heads, "finetune") == "auto"
+    with pytest.raises(InputError, match=f"the class `{name}`") as bad:
+        estimate_of(model, Job(seq=64))
+    assert f"`--head`: `{heads[0]}`" in bad.value.problems[0].hint
+    estimate_of(model, Job(seq=64, head=heads[0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("bert", "BertModel"),
+        ("bert", "BertForPreTraining"),
+        ("t5", "T5Model"),
+        ("t5", "T5WithLMHeadModel"),
+    ],
+)
+def test_a_bare_model_gets_the_usual_head(kind: str, name: str) -> None:
+    estimate_of(build(example(kind, architectures=[name])), Job(seq=64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("bert", {"architectures": 3}, "must be a list of class names"),
+        ("qwen3_5", {"architectures": [3]}, "must be a list of class names"),
+        ("bert", {"hidden_dropout_prob": 1.5}, "`1.5` is out of range"),
+        ("bart", {"dropout": -0.1}, "`-0.1` is out of range"),
+        ("bart", {"tie_word_embeddings": False}, "a head of its own weights"),
+        ("t5", {"tie_word_embeddings": False}, "with this `tie_word_embeddings`"),
+        ("deberta-v2", {"embedding_size": 32}, "another `embedding_size`"),
+        ("deberta-v2", {"conv_kernel_size": 3}, "with `conv_kernel_size`"),
+    ],
+)
+def test_configs_that_no_graph_answers_are_refused(
+    kind: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        build(example(kind, **changes))
+
+
+def test_t5_has_no_last_position() -> None:
+    found = estimate_of(build(example("t5", n_positions=128)), Job(seq=256))
+    assert not [one for one in found.problems if "positions" in one.message]

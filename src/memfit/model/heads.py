@@ -20,6 +20,9 @@ CLASSES = {
     "ForMaskedLM": "masked-lm",
     "ForConditionalGeneration": "seq2seq-lm",
 }
+OLD = {"WithLMHeadModel": "seq2seq-lm"}  # T5's name before transformers 3
+BARE = ("Model", "ForPreTraining")  # of checkpoints that any head is put on
+OTHERS = ("EncoderModel", "HeadModel", "HeadsModel")
 LABELLED = ("classification", "token-classification")
 BASE = "masked-lm"  # what checkpoints are pre-trained with, and published as
 
@@ -38,18 +41,34 @@ def heads_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def named_head(config: Mapping[str, Any], heads: tuple[str, ...]) -> str:
     """The head that the config's `architectures` name; empty where they name none of these."""
-    architectures = config.get("architectures")
-    for name in architectures if isinstance(architectures, (list, tuple)) else ():
-        for end, head in CLASSES.items():
-            if str(name).endswith(end) and head in heads:
+    for name in classes_of(config):
+        for end, head in (CLASSES | OLD).items():
+            if name.endswith(end) and head in heads:
                 return head
     return ""
+
+
+def classes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The classes that `architectures` name."""
+    given = config.get("architectures")
+    return tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
+
+
+def unknown_class(config: Mapping[str, Any], heads: tuple[str, ...]) -> str:
+    """A class that `architectures` name and that is no bare model, where none has one of these
+    heads."""
+    if named_head(config, heads):
+        return ""
+    bare = [one for one in classes_of(config) if one.endswith(BARE) and not one.endswith(OTHERS)]
+    return next((one for one in classes_of(config) if one not in bare), "")
 
 
 def usual_head(config: Mapping[str, Any], heads: tuple[str, ...], task: str) -> str:
     """The head that a question means where it names none: a checkpoint of masked language modelling
     is fine-tuned with the first of these."""
     named = named_head(config, heads)
+    if unknown_class(config, heads):
+        return "auto"
     if task == "pretrain" and BASE in heads:
         return BASE
     if task == "finetune" and named in ("", BASE):

@@ -26,6 +26,10 @@ def check(program: Program) -> Iterator[Problem]:
     for what, where in missing:
         message = f"no captured graph of `{program.model.family}` {what}"
         yield Problem(message=message, where=where, hint=TRACE)
+    if program.model.paths and graphs.unknown and program.job.head == "auto":
+        message = f"no captured graph of the class `{graphs.unknown[:60]}`"
+        hint = "choose a class with `--head`: " + ", ".join(f"`{one}`" for one in graphs.row.heads)
+        yield Problem(message=message, where="config.architectures", hint=hint)
 
 
 def unanswered(program: Program) -> Iterator[tuple[str, str]]:

@@ -171,8 +171,7 @@ def model_of(
     said = fields.value("dtype", "torch_dtype", default=None) is not None
     outer, fields = fields, fields.section(row.text) if row.text else fields
     towers = () if row.tower is None else row.tower(outer.section("vision_config"))
-    named = outer.value("architectures", default=[])
-    if towers and any("ForCausalLM" in str(one) for one in named):
+    if towers and any("ForCausalLM" in one for one in classes(outer)):
         outer.blame("architectures", f"no captured graph of `{row.name}` without its tower", TRACE)
     dims, kinds = row.dims(fields), list(row.kinds(fields))
     positions = fields.count(row.positions, default=2048, high=2**40)
@@ -221,6 +220,15 @@ def model_of(
             origin=data["origin"],
         ),
     )
+
+
+def classes(fields: Fields) -> tuple[str, ...]:
+    """The classes that a config names."""
+    named = fields.value("architectures", default=[])
+    if isinstance(named, (list, tuple)) and all(isinstance(one, str) for one in named):
+        return tuple(named)
+    fields.blame("architectures", "must be a list of class names")
+    return ()
 
 
 def given_of(config: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -15,13 +15,14 @@ from memfit.model.families import family
 from memfit.model.families._captured import (
     TRACE,
     Dims,
+    classes,
     completed,
     modules,
     stored,
     unlike,
     weight_of,
 )
-from memfit.model.heads import named_head
+from memfit.model.heads import named_head, unknown_class
 from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
 
 # What PEFT trains whole in a classifier of sequences (peft 0.21 peft_model.py
@@ -53,6 +54,7 @@ class ChainRow:
     refused: tuple[str, ...] = ()  # precisions in which other code runs
     absent: tuple[str, ...] = ()
     positions: str = "max_position_embeddings"
+    unties: bool = True  # the class heeds `tie_word_embeddings`
     limited: bool = True  # no token has a position beyond those
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
@@ -68,6 +70,7 @@ class ChainGraphs:
     data: Mapping[str, Any]
     dims: Mapping[str, int]
     rates: Mapping[str, float]
+    unknown: str = ""  # the class that the config names, where this is another
 
     @property
     def origin(self) -> Mapping[str, str]:
@@ -159,6 +162,8 @@ def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:
     for name, default in row.rates.items():
         usual = found[default] if isinstance(default, str) else default
         found[name] = fields.number(name, default=usual)
+        if not 0 <= found[name] <= 1:
+            fields.blame(name, f"`{found[name]:g}` is out of range", "must be from 0 to 1")
     return found
 
 
@@ -167,10 +172,15 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     fields.assume(**row.defaults)
     dims, kinds = row.dims(fields), list(row.kinds(fields))
     labels = labels_of(fields)
+    classes(fields)
     head = named_head(fields.config, row.heads) or row.heads[0]
     rates = rates_of(row, fields)
     positions = fields.count(row.positions, default=512, high=2**40)
     dtype = fields.dtype()
+    tied = fields.flag("tie_word_embeddings", default=True)
+    if data["heads"][head]["head"] and row.unties and not tied:
+        message = f"no captured graph of `{row.name}` with a head of its own weights"
+        fields.blame("tie_word_embeddings", message, TRACE)
     unlike(row, fields, data, dims)
     if fields.problems:
         raise InputError(*fields.problems)
@@ -207,7 +217,14 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         whole=classifiers((*start, *final)) if head == "classification" else (),
         casting=row.casting,
-        graphs=ChainGraphs(row=row, head=head, data=data, dims=dims, rates=rates),
+        graphs=ChainGraphs(
+            row=row,
+            head=head,
+            data=data,
+            dims=dims,
+            rates=rates,
+            unknown=unknown_class(fields.config, row.heads),
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.model.config import Fields
-from memfit.model.families._captured import Dims, each, ratio, variants
+from memfit.model.families._captured import TRACE, Dims, each, ratio, variants
 from memfit.model.families._chains import ChainRow, chained
 
 SIZES = {
@@ -38,6 +38,14 @@ def dims(fields: Fields) -> Dims:
     found = each(fields, *SIZES)
     fields.count("max_relative_positions", default=-1, low=-1)  # -1: as many as positions
     ratio(fields, found, "hidden_size", "num_attention_heads")
+    width = found["hidden_size"]
+    for key, usual in (
+        ("attention_head_size", found["hidden_size_each"]),
+        ("embedding_size", width),
+        ("pooler_hidden_size", width),
+    ):
+        if fields.count(key, default=usual) != usual:
+            fields.blame(key, f"no captured graph of `deberta-v2` with another `{key}`", TRACE)
     return found
 
 
@@ -59,6 +67,7 @@ chained(
             "pooler_dropout": 0.0,
             "cls_dropout": "hidden_dropout_prob",
         },
+        absent=("conv_kernel_size",),  # v2's xlarge: a convolution beside the first layer
         silent=("pooler_hidden_size", "max_relative_positions"),
     )
 )

@@ -11,7 +11,7 @@ DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
 
 
 def like(name: str) -> ChainRow:
-    """A family with RoBERTa's layers under a name of its own."""
+    """The row of a family with RoBERTa's architecture."""
     base = {**BASE, "model_type": name, "pad_token_id": 1}
     return ChainRow(
         name=name,

@@ -4,7 +4,7 @@ make the biases of relative positions for all others."""
 from __future__ import annotations
 
 from memfit.model.config import Fields
-from memfit.model.families._captured import Dims, variants
+from memfit.model.families._captured import TRACE, Dims, variants
 from memfit.model.families._chains import ChainRow, chained
 
 SIZES = {
@@ -36,6 +36,15 @@ def dims(fields: Fields) -> Dims:
     }
 
 
+def scaled_dims(fields: Fields, scaled: bool) -> Dims:
+    """Models whose config ties no head leave the decoder's result unscaled (transformers 5.23
+    configuration_t5.py `scale_decoder_outputs`)."""
+    if (fields.config.get("tie_word_embeddings") is not False) is not scaled:
+        message = "no captured graph of `t5` with this `tie_word_embeddings` and feed-forward"
+        fields.blame("tie_word_embeddings", message, TRACE)
+    return dims(fields)
+
+
 def kinds(fields: Fields) -> list[str]:
     encoder = fields.layers("num_layers")
     decoder = fields.layers("num_decoder_layers", "num_layers")
@@ -51,7 +60,7 @@ def row(name: str, model_type: str, ffn: str) -> ChainRow:
         base["tie_word_embeddings"] = False
     return ChainRow(
         name=name,
-        dims=dims,
+        dims=dims if name == "mt5" else lambda fields: scaled_dims(fields, ffn == "relu"),
         kinds=kinds,
         examples=variants(base, SIZES),
         heads=("seq2seq-lm",),
@@ -61,7 +70,8 @@ def row(name: str, model_type: str, ffn: str) -> ChainRow:
             ".wo",
         ),  # kept in fp32 where the model is loaded in fp16 (`_keep_in_fp32_modules`)
         refused=("fp16", "fp16-autocast"),  # and hidden states are clamped then
-        positions="n_positions",
+        limited=False,  # `n_positions` is the length of its pre-training
+        unties=False,  # configuration_t5.py and configuration_mt5.py tie whatever a config says
         silent=("classifier_dropout", "n_positions", "num_layers", "num_decoder_layers"),
     )
 
