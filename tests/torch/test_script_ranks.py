@@ -177,13 +177,35 @@ def work(rank, size, *_):
         optimizer.step()
     dist.destroy_process_group()
 
+def load(number, queue):
+    if mp.parent_process() is None:
+        raise SystemExit("a loader of data runs as a rank")
+
 if __name__ == "__main__":
 """
+SECOND = """
+import torch
+import torch.multiprocessing as mp
+
+def work(local):
+    assert local == torch.cuda.current_device() == 1, local
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=8)
+"""
 SPAWNS = "    mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())"
-FORKS = """    for rank in range(4):
+FORKS = """
+    loader = mp.Process(target=load, args=(0, "a queue"))
+    loader.start()
+    loader.join(timeout=10)
+    processes = []
+    for rank in range(4):
         process = mp.Process(target=work, args=(rank, 4))
         process.start()
-        process.join()
+        processes.append(process)
+        process.join(timeout=10)
+    assert [one.exitcode for one in processes] == [0] * 4
+    assert not any(one.is_alive() for one in processes)
 """
 LAUNCHED = "    work(int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE']))"
 
@@ -207,3 +229,9 @@ def test_every_way_to_start(tmp_path: Path, start: str, given: Any, rank: int) -
     assert found.script is not None
     assert found.script.steps == 3
     assert (found.strategy.ranks, found.strategy.rank) == (4, rank)
+
+
+def test_a_second_machine_starts_its_own_processes(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SECOND)
+    trace(script, ranks=16, rank=9, steps=0)

@@ -96,8 +96,8 @@ class Ranks:
         """`torch.multiprocessing.spawn`: one of the processes runs here, the others do not."""
         if not self.started:
             self.take(nprocs, nprocs)
-        function(self.rank if self.rank < nprocs else 0, *args)
-        return types.SimpleNamespace(join=lambda *_: True, processes=[])
+        function(self.rank % nprocs, *args)
+        return types.SimpleNamespace(join=lambda *_, **__: True, processes=[])
 
     def process(self) -> Callable[[Any], None]:
         """`Process(target=run, args=(rank, …)).start()` in a loop over ranks: the one with this
@@ -113,6 +113,7 @@ class Ranks:
                 or not given
                 or type(given[0]) is not int
                 or given[0] != self.processes
+                or not is_rank(target, given)
             ):
                 return true(process)
             self.processes += 1
@@ -120,7 +121,8 @@ class Ranks:
                 cuda.HERE.index = self.rank
                 cuda.HERE.count = max(cuda.HERE.count, self.rank + 1)
                 target(*given, **process._kwargs)
-            process.join = lambda *_: None
+            process._popen = Ended()
+            process._sentinel = process._popen.sentinel
             return None
 
         return start
@@ -296,6 +298,54 @@ def on_meta(one: Any, recurse: bool = True) -> bool:
     else:
         tensors = [*one.parameters(recurse=recurse), *one.buffers(recurse=recurse)]
     return any(tensor.device.type == "meta" for tensor in tensors)
+
+
+class Ended:
+    """What a process that has ended is to Python's `multiprocessing`."""
+
+    pid = returncode = 0
+
+    def __init__(self) -> None:
+        self.sentinel, writer = os.pipe()
+        os.close(writer)  # ready from the start
+
+    def poll(self, *_: Any, **__: Any) -> int:
+        return 0
+
+    wait = poll
+
+    def close(self) -> None: ...
+
+    terminate = kill = close
+
+
+GROUP_OR_GPU = {"init_process_group", "init_distributed", "cuda", "fully_shard"}
+
+
+def is_rank(target: Any, given: Sequence[Any]) -> bool:
+    """Whether a process is one of several ranks, and no loader of data: its second argument is
+    their number, or what it runs joins a group or uses a GPU."""
+    if len(given) > 1 and type(given[1]) is int and given[1] > given[0]:
+        return True
+    return bool(names_in(target.__code__, target.__globals__, set()) & GROUP_OR_GPU)
+
+
+def names_in(code: types.CodeType, known: dict[str, Any], seen: set[types.CodeType]) -> set[str]:
+    """Names that a function of the script uses, and those functions of the script that it calls."""
+    if code in seen:
+        return set()
+    seen.add(code)
+    found = set(code.co_names)
+    for one in code.co_consts:
+        if isinstance(one, str) and one.startswith("cuda"):
+            found.add("cuda")
+        elif isinstance(one, types.CodeType):
+            found |= names_in(one, known, seen)
+    for name in code.co_names:
+        inner = getattr(known.get(name), "__code__", None)
+        if isinstance(inner, types.CodeType) and lines.is_users(inner.co_filename):
+            found |= names_in(inner, known, seen)
+    return found
 
 
 def number(name: str) -> int:
