@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import time
@@ -26,10 +25,6 @@ OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, e
 PICTURES = (".svg", ".png", ".html")
 
 
-# Programs that start a script.
-LAUNCHERS = re.compile(
-    r"(torchrun|accelerate|accelerate-launch|deepspeed|mpirun|mpiexec|srun|env|python[0-9.]*|\w+=.*)$"
-)
 RUNNERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 PROGRAMS = (".py", ".ipynb")
 
@@ -55,7 +50,7 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         word = rest.pop(0)
         name = word.partition("=")[0]
         if word == "--":
-            if not subject and rest and LAUNCHERS.match(Path(rest[0]).name):
+            if not subject and rest:
                 subject, launcher, rest = launched(rest)
             arguments += rest
             break
@@ -87,7 +82,7 @@ def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
             return f"-m {words[place + 1]}", before(words[:place]), own
         if place and word.endswith(PROGRAMS) and not words[place - 1].startswith("--config"):
             return word, before(words[:place]), list(words[place + 1 :])
-    return "", "", []
+    return "", shlex.join(words), []
 
 
 def before(words: Sequence[str]) -> str:
@@ -170,7 +165,11 @@ def traced(
     from memfit.verbs import trace
 
     wrong = outputs_wrong(timeline, snapshot)
-    if not words.subject:
+    if not words.subject and words.launcher:
+        hint = "give it a script (*.py) or `-m package.module`"
+        message = f"`{words.launcher[:60]}` starts no script"
+        wrong.append(Problem(message=message, where="launcher", hint=hint))
+    elif not words.subject:
         hint = (
             "give a hub id, a path, a name from `memfit models`, a job file (*.yaml) "
             "or a script (*.py)"

@@ -10,6 +10,7 @@ import pytest
 
 from memfit.cli_trace import split
 from memfit.errors import InputError
+from memfit.trace.launchers import counts
 from memfit.verbs import trace
 
 HEAD = """
@@ -144,6 +145,9 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
         ("python -m package.train --gpu 0", "-m package.train", "", "--gpu 0"),
         ("python train.py -m x", "train.py", "", "-m x"),
         ("A=1 python train.py", "train.py", "A=1 python", ""),
+        ("A=/b/c torchrun train.py x", "train.py", "A=/b/c torchrun", "x"),
+        ("frobrun train.py", "train.py", "frobrun", ""),
+        ("torchrun", "", "torchrun", ""),
     ],
 )
 def test_launchers(words: str, subject: str, launcher: str, own: str) -> None:
@@ -219,6 +223,8 @@ LAUNCHED = "    work(int(os.environ['LOCAL_RANK']), int(os.environ['WORLD_SIZE']
         (LAUNCHED, {"launcher": "torchrun --standalone --nproc_per_node 4"}, 0),
         (LAUNCHED, {"launcher": "torchrun --nproc_per_node=gpu", "gpu": "4xa100-sxm-80gb"}, 0),
         (LAUNCHED, {"launcher": "mpirun -np 4 python", "rank": 2}, 2),
+        (LAUNCHED, {"launcher": "srun -n4 python", "rank": 1}, 1),
+        (LAUNCHED, {"launcher": "srun --ntasks-per-node=4 -N 1 python", "rank": 1}, 1),
         (LAUNCHED, {"launcher": "accelerate launch --multi_gpu --num_processes 4", "rank": 1}, 1),
     ],
 )
@@ -229,6 +235,33 @@ def test_every_way_to_start(tmp_path: Path, start: str, given: Any, rank: int) -
     assert found.script is not None
     assert found.script.steps == 3
     assert (found.strategy.ranks, found.strategy.rank) == (4, rank)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "given", "said"),
+    [
+        ("torchrun --bogus 3", {}, "`torchrun` did not accept its options"),
+        ("torchrun --nproc-per-node=two", {}, "options: Unsupported nproc_per_node value: two"),
+        ("mpirun -np 0 python", {}, "`mpirun` did not accept its options: `-np` is `0`"),
+        ("mpirun python", {}, "`mpirun` does not say how many processes it starts"),
+        ("frobrun", {}, "`frobrun` is not a launcher that a trace knows"),
+    ],
+)
+def test_what_a_launcher_does_not_accept(
+    tmp_path: Path, launcher: str, given: dict[str, Any], said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n")
+    with pytest.raises(InputError, match=said):
+        trace(script, launcher=launcher, steps=0, **given)
+
+
+def test_numbers_of_processes() -> None:
+    assert counts("srun", ["--ntasks-per-node=4", "--nodes=2"]) == (8, 4)
+    assert counts("srun", ["-N2", "-n", "8"]) == (8, 4)
+    assert counts("srun", ["--nodes", "3"]) == (3, 1)
+    assert counts("mpirun", ["-np", "16", "-ppn", "4"]) == (16, 4)
+    assert counts("mpirun", ["-n", "12"]) == (12, 12)
 
 
 def test_a_second_machine_starts_its_own_processes(tmp_path: Path) -> None:

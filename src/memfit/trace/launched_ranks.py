@@ -58,6 +58,7 @@ class Ranks:
         self.recorder, self.stack = recorder, stack
         self.rank, self.size = rank, 1
         self.started = self.joined = False
+        self.inside = False  # whether a launcher has read its options
         self.processes = 0  # that the script has started by itself
 
     # -- how it is started
@@ -245,6 +246,7 @@ class Ranks:
         def launch(config: Any, entrypoint: Any, args: Sequence[Any], *_: Any, **__: Any) -> Any:
             from memfit.trace.launchers import run_words
 
+            self.inside = True
             local = int(config.nproc_per_node)
             self.start(local * int(config.min_nodes), local)
             if callable(entrypoint):
@@ -258,6 +260,7 @@ class Ranks:
 
                 words, environment = module.prepare_simple_launcher_cmd_env(args)
                 os.environ.update(environment)
+                self.inside = True
                 run_words(words, self)
 
             return [(module, "simple_launcher", launcher)]

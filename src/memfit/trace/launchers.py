@@ -3,12 +3,13 @@ once."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,14 @@ PYTHON = re.compile(r"python[0-9.]*$")
 def run_words(words: Sequence[str], ranks: Ranks) -> None:
     """As a shell would, where the words start a program in Python."""
     rest = [str(one) for one in words]
-    while VARIABLE.match(rest[0]) or rest[0] == "env":
+    while rest and (VARIABLE.match(rest[0]) or rest[0] == "env"):
         key, _, value = rest.pop(0).partition("=")
         if value or key != "env":
             os.environ[key] = value
-    name = Path(rest[0]).name
+    name = Path(rest[0]).name if rest else ""
     if name in MODULES:
         cuda.HERE.count = max(cuda.HERE.count, processes(rest[1:]))
-        return run_module(MODULES[name], rest[1:], name)
+        return run_launcher(MODULES[name], rest[1:], name, ranks)
     if name == "deepspeed":
         return deepspeed(rest[1:], ranks)
     if name in COUNTED:
@@ -50,16 +51,45 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
     if rest[:1] == ["-m"]:
+        if rest[1] in (*MODULES.values(), "torch.distributed.launch"):
+            return run_launcher(rest[1], rest[2:], rest[1], ranks)
         return run_module(rest[1], rest[2:])
     return run_file(rest[0], rest[1:])
 
 
-# Launchers of whole machines: their options for a number of processes, and the variables that say
-# which of them one is.
-COUNTED = {
-    **dict.fromkeys(("mpirun", "mpiexec"), ("-n", "-np", "--np", "--n")),
-    "srun": ("-n", "--ntasks"),
+def run_launcher(module: str, words: Sequence[str], name: str, ranks: Ranks) -> None:
+    """What it raises before it has started the script is about its own options."""
+    with reading(name, ranks):
+        run_module(module, words, name)
+
+
+@contextlib.contextmanager
+def reading(name: str, ranks: Ranks) -> Iterator[None]:
+    try:
+        yield
+    except (InputError, ImportError):
+        raise
+    except (Exception, SystemExit) as bad:
+        if ranks.inside:
+            raise
+        text = "" if isinstance(bad, SystemExit) else str(bad).strip().partition("\n")[0]
+        message = f"`{name}` did not accept its options" + (f": {text[:240]}" if text else "")
+        raise InputError.one(message, where="launcher", hint="see its `--help`") from bad
+
+
+# Launchers of whole machines: their options for numbers of processes, of those on each machine and
+# of machines (mpirun(1) of Open MPI 5.0 and MPICH 4.2, srun(1) of Slurm 24.05).
+MPI = {
+    "size": ("-n", "-np", "--np", "--n"),
+    "local": ("-ppn", "--ppn", "-npernode", "--npernode", "-N"),
+    "nodes": (),
 }
+SLURM = {
+    "size": ("-n", "--ntasks"),
+    "local": ("--ntasks-per-node",),
+    "nodes": ("-N", "--nodes"),
+}
+COUNTED = {"mpirun": MPI, "mpiexec": MPI, "srun": SLURM}
 VARIABLES = {
     "rank": ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
     "size": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
@@ -72,21 +102,59 @@ def counted(name: str, words: Sequence[str], ranks: Ranks) -> None:
     place = next((place for place, one in enumerate(words) if PYTHON.match(Path(one).name)), None)
     if place is None:
         raise InputError.one(f"`{name}` starts no Python", where="launcher", hint=KNOWN)
-    size = 1
-    for word, following in itertools.pairwise(words[: place + 1]):
-        option, _, value = word.partition("=")
-        if option in COUNTED[name] and (value or following).isdecimal():
-            size = int(value or following)
-    local = 8 if size % 8 == 0 else size
+    size, local = counts(name, words[:place])
+    ranks.inside = True
     ranks.start(size, local)
     said = {"rank": ranks.rank, "size": size, "local": ranks.rank % local}
     os.environ.update({one: str(said[key]) for key, all_of in VARIABLES.items() for one in all_of})
     run_words(words[place:], ranks)
 
 
+def counts(name: str, words: Sequence[str]) -> tuple[int, int]:
+    """How many processes are started, and how many of them on each machine."""
+    options = COUNTED[name]
+    said = {
+        what: value
+        for what, names in options.items()
+        if (value := value_of(name, words, names)) is not None
+    }
+    local = said.get("local", 1 if "nodes" in said else 0)
+    size = said.get("size", local * said.get("nodes", 1))
+    if not size:
+        raise InputError.one(
+            f"`{name}` does not say how many processes it starts",
+            where="launcher",
+            hint=f"add `{options['size'][0]} N`",
+        )
+    if "nodes" in said and "local" not in said:
+        local = -(-size // said["nodes"])
+    return size, local if "local" in said or "nodes" in said else 8 if size % 8 == 0 else size
+
+
+def value_of(name: str, words: Sequence[str], options: Sequence[str]) -> int | None:
+    """As `-n 4`, `-n4`, `--ntasks 4` or `--ntasks=4`."""
+    found = None
+    for word, following in itertools.pairwise((*words, "")):
+        option, equals, value = word.partition("=")
+        if option in options:
+            text = value if equals else following
+        elif word[:2] in options and word[2:].isdecimal():
+            option, text = word[:2], word[2:]
+        else:
+            continue
+        if not text.isdecimal() or int(text) < 1:
+            raise InputError.one(
+                f"`{name}` did not accept its options: `{option}` is `{text}`",
+                where="launcher",
+                hint="give a whole number from 1",
+            )
+        found = int(text)
+    return found
+
+
 def processes(words: Sequence[str]) -> int:
     """How many processes `accelerate launch` is told to start: its machine has as many GPUs."""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in itertools.pairwise((*words, "")):
         name, _, value = word.partition("=")
         if name == "--num_processes" and (value or following).isdecimal():
             return int(value or following)
@@ -97,7 +165,9 @@ def deepspeed(words: Sequence[str], ranks: Ranks) -> None:
     """DeepSpeed's launcher starts a process for every GPU that is named or there."""
     from deepspeed.launcher import runner
 
-    given = runner.parse_args(list(words))
+    with reading("deepspeed", ranks):
+        given = runner.parse_args(list(words))
+    ranks.inside = True
     local = given.num_gpus if given.num_gpus > 0 else named(given.include) or cuda.HERE.count
     ranks.start(local * max(1, given.num_nodes), local)
     own = [f"--local_rank={ranks.rank % local}"]
