@@ -323,7 +323,8 @@ def script(
     gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
     module = path.removeprefix("-m ") if path.startswith("-m ") else ""
     if not module and not Path(path).is_file():
-        problems.append(Problem(message=f"`{path}` is not a file", where="script"))
+        what = "is a folder" if Path(path).is_dir() else "is not a file"
+        problems.append(Problem(message=f"`{path}` {what}", where="script"))
     if run.rank >= run.ranks > 1:
         message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
         problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
@@ -349,6 +350,9 @@ def script(
     }
     told = launched(request, cluster, run, ask.offline, progress)
     facts = told.facts
+    if run.rank and int(facts["world"]) == 1:
+        message = f"rank {run.rank} does not exist: the script runs as one process"
+        raise InputError.one(message, where="rank", hint="`--ranks N` runs it as one of N")
     job = Job(alloc_conf=conf or str(facts["alloc_conf"]))
     found = simulate(
         script_model(path),

@@ -245,6 +245,7 @@ def test_every_way_to_start(tmp_path: Path, start: str, given: Any, rank: int) -
         ("mpirun -np 0 python", {}, "`mpirun` did not accept its options: `-np` is `0`"),
         ("mpirun python", {}, "`mpirun` does not say how many processes it starts"),
         ("frobrun", {}, "`frobrun` is not a launcher that a trace knows"),
+        ("", {"rank": 3}, "rank 3 does not exist: the script runs as one process"),
     ],
 )
 def test_what_a_launcher_does_not_accept(
