@@ -28,7 +28,7 @@ from memfit.verbs import VERBS  # noqa: E402
 from memfit.words import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
-ROOMS = ("hardware", "simulate", "plan", "techniques", "band")
+ROOMS = ("hardware", "runs", "simulate", "plan", "techniques", "band")
 NOTE = "<!-- Written by tools/reference.py (`make docs`); changes made here are lost. -->"
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 

@@ -13,7 +13,7 @@ from memfit.constants import KINDS, all_constants
 from memfit.report.timing import timing
 
 ROOT = Path(memfit.__file__).parent
-ROOMS = ("hardware", "simulate", "plan", "techniques")
+ROOMS = ("hardware", "runs", "simulate", "plan", "techniques")
 UNITS = {0, 1, 2, 3, 4, 8, 10, 0.5, 100, 1024, 3600, 511, 1e3, 1e6, 1e9, 1e12, 1e-3, 1e-6, 1e-9}
 CUT = (ast.Slice, ast.JoinedStr)  # lengths of what is shown, not of what is predicted
 

@@ -132,7 +132,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     assert one == again != other
 
 
-def test_more_memory_never_makes_a_run_more_likely_to_die() -> None:
+def test_more_memory_never_makes_a_run_more_likely_to_fail() -> None:
     chances = []
     for memory in ("2GiB", "12GiB"):
         found = memfit.estimate(
@@ -146,7 +146,7 @@ def test_more_memory_never_makes_a_run_more_likely_to_die() -> None:
     assert chances[-1] == 0
 
 
-def test_a_run_that_may_die_says_what_would_change_it() -> None:
+def test_a_run_that_may_fail_says_what_would_change_it() -> None:
     found = memfit.estimate(
         SMALL, gpu="rtx-4090", memory="4400MiB", method="lora", batch=4, steps=8, seq=1024,
         lengths="uniform:min=200,max=1000",

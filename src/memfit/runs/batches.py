@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
+from memfit.constants import counted
 from memfit.lazy_dataclass import dataclass
 from memfit.units import round_up
 
 ORDERS = ("shuffled", "as-is", "sorted", "grouped", "bucketed")
-# transformers 5.23 trainer_pt_utils.py get_length_grouped_indices: batches in a mega-batch, sorted
-MEGA_BATCH = 50
+MEGA_BATCH: Annotated[
+    int,
+    counted(
+        "steps of a mega-batch, which is sorted by length",
+        "transformers 5.23 trainer_pt_utils.py get_length_grouped_indices",
+    ),
+] = 50
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Annotated
 
 from memfit.answers import RunChange
+from memfit.constants import setting
 from memfit.errors import MemfitError
 from memfit.runs.batches import Batches
 from memfit.runs.risk import Records, Risk
@@ -13,10 +15,22 @@ from memfit.runs.walker import Given, Walker
 from memfit.simulate.run import Course
 from memfit.simulate.settings import Settings
 
-COMPARED = 200  # steps that every change is replayed for
-RARE = 0.05  # a run that fails less often fits: as the likely range has one in twenty above it
+COMPARED: Annotated[int, setting("steps that every change is replayed for")] = 200
+RARE: Annotated[
+    float,
+    setting(
+        "probability to fail up to which a run fits, as the likely range has one in twenty above it"
+    ),
+] = 0.05
 CONFS = ("expandable_segments:True", "max_split_size_mb:512")
-SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25)  # of the longest batch
+SHARES: Annotated[tuple[float, ...], setting("of the longest batch, tried as a lower limit")] = (
+    0.875,
+    0.75,
+    0.625,
+    0.5,
+    0.375,
+    0.25,
+)
 AS_IT_IS = "as it is"
 
 

@@ -10,8 +10,9 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from memfit.constants import counted, setting
 from memfit.errors import InputError, Problem
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.files import typed_path
@@ -19,12 +20,21 @@ from memfit.registry import nearest
 from memfit.runs.texts import Counting, length_of
 from memfit.units import parse_count
 
-KEPT = 4_000_000  # lengths in memory; of more texts a sample of so many
-LONGEST_LINE = 2**28  # bytes: a text of 10 M tokens has some 50 MB
-LONGEST_TEXT = 2**32 - 1  # tokens
-DRAWN = 10_000  # texts of a distribution, where `examples` does not say
+KEPT: Annotated[int, setting("lengths in memory; of more texts this many are sampled")] = 4_000_000
+LONGEST_LINE: Annotated[int, setting("bytes of a line; a text of 10 M tokens has about 50 MB")] = (
+    2**28
+)
+LONGEST_TEXT: Annotated[int, setting("tokens of a text")] = 2**32 - 1
+DRAWN: Annotated[int, setting("texts of a distribution without `--examples`")] = 10_000
+HEAD: Annotated[int, setting("bytes of a file in which a zero byte means a binary file")] = 4096
 SHOWN = 8  # problems of one file
-P99 = 2.3263478740408408  # standard deviations that 99 % of a normal distribution lie below
+P99: Annotated[
+    float,
+    counted(
+        "standard deviations that 99 % of a normal distribution lie below",
+        "the inverse of its distribution function (Python statistics.NormalDist().inv_cdf(0.99))",
+    ),
+] = 2.3263478740408408
 _KIND = re.compile(r"\s*([a-z]+)\s*:\s*(.*)", re.IGNORECASE | re.DOTALL)
 _LIST = re.compile(r"\s*[0-9.]+\s*[km]?(\s*,\s*[0-9.]+\s*[km]?)*\s*", re.IGNORECASE)
 
@@ -238,7 +248,7 @@ def numbered(path: Path) -> Iterator[tuple[int, str]]:
     """(number, text) of every line that is not blank."""
     try:
         with path.open("rb") as file:
-            if b"\0" in file.read(4096):
+            if b"\0" in file.read(HEAD):
                 hint = "it must be text: JSON lines, or one length a line"
                 raise InputError(wrong(f"`{path.name}` is a binary file", hint))
             file.seek(0)

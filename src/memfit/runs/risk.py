@@ -7,17 +7,23 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
+from typing import Annotated
 
 from memfit.band import exceeding
+from memfit.constants import setting
 from memfit.runs.batches import longest_batches
 from memfit.runs.walker import Given, Walker
 from memfit.simulate.run import Course
 from memfit.simulate.settings import Settings
 
-ORDERS, LOOKED_AT = 100, 5_000_000  # seeded orders, and texts in all of them together
+ORDERS: Annotated[int, setting("seeded orders of the texts, at most")] = 100
+LOOKED_AT: Annotated[int, setting("texts in all seeded orders together")] = 5_000_000
 FIXED = ("as-is", "sorted")  # orders that are the same for every seed
-NARROW = 6  # halvings of what a step needs at least
-CHECKPOINTS = (1, 2, 5)  # steps at which the probability is reported, times powers of ten
+NARROW: Annotated[int, setting("halvings in the search of the least memory of a step")] = 6
+CHECKPOINTS: Annotated[
+    tuple[int, ...],
+    setting("steps at which the probability is reported, times powers of ten"),
+] = (1, 2, 5)
 
 Records = tuple[tuple[tuple[int, int], ...], ...]
 

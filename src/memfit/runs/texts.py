@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import counted, setting
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.files import typed_path
@@ -30,10 +31,17 @@ JOINED = (
 )
 CHATS = ("messages", "conversations", "conversation")
 SPOKEN = ("content", "value")  # of a message: OpenAI's key, and ShareGPT's
-# Tokens of a message beside its content in ChatML: start, role, newline, end, newline.
-AROUND = 5
+AROUND: Annotated[
+    int,
+    counted(
+        "tokens of a message beside its content: start, role, newline, end, newline",
+        "ChatML, as in the chat_template of Qwen/Qwen3-8B tokenizer_config.json",
+    ),
+] = 5
 LIKE = 'write lines like `{"text": "…"}`'
-ALIKE = 0.7  # of two keys, one of which is likely a slip of the other
+ALIKE: Annotated[
+    float, setting("likeness of two keys, one of which is probably a slip of the other")
+] = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,9 @@ import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import cache
+from typing import Annotated
 
+from memfit.constants import assumed, setting
 from memfit.estimate import Estimate, estimate, uncollected
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
@@ -18,17 +20,27 @@ from memfit.simulate.run import Course, Cut, Replayed, cut, replay_run
 from memfit.simulate.settings import Settings
 from memfit.units import round_up
 
-# Lengths are rounded up to so many different ones: each is walked once. The last step up costs at
-# most 1/48 of the longest batch, and the longest itself is exact.
-SHAPES = 48
-MOST_STEPS = 1000  # where nobody says how many
-GRID = 6  # lengths at which live peaks and times are worked out; between them they are interpolated
+SHAPES: Annotated[
+    int,
+    assumed(
+        "different lengths to which batches are rounded up; the longest is exact",
+        "rounding adds at most 1/48 of the longest batch to a shorter one",
+    ),
+] = 48
+MOST_STEPS: Annotated[int, setting("steps of a run, unless `--steps` says")] = 1000
+GRID: Annotated[
+    int,
+    assumed(
+        "lengths at which live peaks and times are computed; between them they are interpolated",
+        "both are close to straight lines between a sixth and the next of the longest batch",
+    ),
+] = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """The dataset, how batches are made of it, and which part of the run is looked at. `compared`:
-    also work out what would change the run, which is done anyway where it may die."""
+    also find what would change the run, as is always done where it may run out of memory."""
 
     lengths: Lengths
     sampling: Sampling

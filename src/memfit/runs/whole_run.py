@@ -3,7 +3,10 @@ and how likely it is that one of them runs out of memory."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from memfit.answers import Checkpoints, RunStep, Texts, WholeRun, WorstBatch
+from memfit.constants import setting
 from memfit.estimate import Estimate
 from memfit.formats import FORMATS
 from memfit.job import Job
@@ -16,6 +19,8 @@ from memfit.simulate.memory import blocks
 from memfit.simulate.run import Replayed
 from memfit.simulate.settings import Settings
 from memfit.tape import PARTS
+
+RARELY: Annotated[float, setting("share of texts up to the length that is shown as p99")] = 0.99
 
 
 def whole_run(found: Estimate, job: Job, given: Given) -> WholeRun:
@@ -105,7 +110,7 @@ def texts_of(given: Given) -> Texts:
         total=lengths.total,
         mean=lengths.mean,
         median=lengths.quantile(0.5),
-        p99=lengths.quantile(0.99),
+        p99=lengths.quantile(RARELY),
         longest=lengths.longest,
         limit=limit,
         cut=sum(one > limit for one in lengths.tokens) / len(lengths.tokens),
