@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,18 +90,7 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, help_page(own.get("engine", ""))
-    try:
-        answer = from_command(rest, command, own.pop("engine", ""), own)
-    except InputError as error:
-        if form != "json":
-            raise
-        import json
-
-        from memfit.report.codec import refusal
-
-        for problem in error.problems:
-            print(problem, file=sys.stderr)  # noqa: T201
-        return 2, json.dumps(refusal(error.problems), indent=2, ensure_ascii=False)
+    answer = from_command(rest, command, own.pop("engine", ""), own)
     text = write(answer, form, explain=bool(own.get("explain")), width=width)
     return (FITS if answer.fits else DOES_NOT), text
 
@@ -116,7 +104,7 @@ def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, plan_help(own.get("engine", ""))
-    plan = plan_from_words([*rest, *command], own.pop("engine", ""), own)
+    plan = plan_from_words(rest, command, own.pop("engine", ""), own)
     return (FITS if plan.fits else DOES_NOT), write(plan, form, width=width)
 
 

@@ -44,15 +44,25 @@ def from_command(
     """The answer for flags as they are typed: `words` of memfit's own command line, and the
     engine's own command line where one is given (`-- vllm serve …`)."""
     from memfit.serving import find_engine
-    from memfit.serving.flags import read_flags
 
     known = find_engine(engine)
     problems: list[Problem] = []
-    rest, values = read_flags(known.options, words, problems, known.title)
+    model, values = read_words(known, words, command, problems)
+    return answered(known, question(known, model, common, values, problems), problems)
+
+
+def read_words(
+    engine: ServingEngine, words: Sequence[str], command: Sequence[str], problems: list[Problem]
+) -> tuple[str, dict[str, Any]]:
+    """The model and the engine's options in memfit's own words and in the engine's command line;
+    the former win."""
+    from memfit.serving.flags import read_flags
+
+    rest, values = read_flags(engine.options, words, problems, engine.title)
     if command:
-        named, flags = known.read(command)
-        more, inner = read_flags(known.options, flags, problems, known.title)
-        rest += [one for one in (named, *more) if one]
+        named, flags = engine.read(command)
+        more, inner = read_flags(engine.options, flags, problems, engine.title)
+        rest += dict.fromkeys(one for one in (named, *more) if one)
         values = {**inner, **values}
     if len(rest) != 1:
         listed = ", ".join(f"`{one[:40]}`" for one in rest[:4])
@@ -65,8 +75,7 @@ def from_command(
                 hint="a hub id, a path, or a name from `memfit models`",
             )
         )
-    model = rest[0] if rest else ""
-    return answered(known, question(known, model, common, values, problems), problems)
+    return (rest[0] if rest else ""), values
 
 
 def answered(

@@ -10,7 +10,7 @@ from memfit import spellings
 from memfit.errors import Problem, raise_errors
 from memfit.registry import nearest
 from memfit.units import parse_seconds
-from memfit.verb_engine import COMMON, subject_for
+from memfit.verb_engine import COMMON, read_words, subject_for
 from memfit.words import cluster_of, gather
 
 if TYPE_CHECKING:
@@ -37,19 +37,17 @@ DIGITS = re.compile(r"[0-9]{1,12}")
 MOST_GPUS = 8  # of the machines that `cheapest` tries
 
 
-def plan_from_words(words: Sequence[str], engine: str, asked: Mapping[str, Any]) -> EnginePlan:
-    """The plan for flags as they are typed: `words` hold the model and the engine's own flags."""
+def plan_from_words(
+    words: Sequence[str], command: Sequence[str], engine: str, asked: Mapping[str, Any]
+) -> EnginePlan:
+    """The plan for flags as they are typed: `words` hold the model and the engine's own flags, or
+    `command` is the engine's own command line."""
     from memfit.serving import find_engine
-    from memfit.serving.flags import read_flags
 
     known = find_engine(engine)
     problems: list[Problem] = []
-    rest, fixed = read_flags(known.options, words, problems, known.title)
-    if len(rest) != 1:
-        message = "no model is named" if not rest else f"one model at a time, not {len(rest)}"
-        hint = "a hub id, a path, or a name from `memfit models`"
-        problems.append(Problem(message=message, where="model", hint=hint))
-    return solved(engine, rest[0] if rest else "", fixed, asked, problems)
+    model, fixed = read_words(known, words, command, problems)
+    return solved(engine, model, fixed, asked, problems)
 
 
 def plan_engine(model: Any, /, *, engine: str, **given: Any) -> EnginePlan:

@@ -33,6 +33,14 @@ def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["fits"]
 
 
+@pytest.mark.parametrize("words", [["--model", "qwen3-8b"], ["--", "vllm", "serve", "qwen3-8b"]])
+def test_the_engines_own_words_name_the_model(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--engine", "vllm", "--gpu", "l40s", "--users", "4", *words]) == 0
+    assert "vllm serve Qwen/Qwen3-8B" in capsys.readouterr().out
+
+
 def row_of(rows: tuple[EngineRow, ...], **wanted: object) -> EngineRow:
     return next(
         row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())
@@ -89,7 +97,7 @@ def test_no_more_users_than_the_engine_runs() -> None:
         assert all(row.speed is not None and row.speed.first < 5 for row in plan.rows)
     late = plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", users=8, max_num_seqs=4)
     assert not late.fits
-    assert late.close[0].missed == ("4 users fit",)
+    assert late.close[0].missed == ("4 users fit, since `max_num_seqs` is 4",)
     both = [
         plan_engine("qwen3-0.6b", engine="vllm", gpu="rtx-4090", max_num_seqs=4, **short, **given)
         for given in ({"users": 8}, {"users": 4})

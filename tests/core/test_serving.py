@@ -48,6 +48,34 @@ def test_an_engine_reads_its_own_command_line(capsys: pytest.CaptureFixture[str]
     assert answer["figures"]["max_concurrency_len"] == 8000
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", "--model qwen3-0.6b"),
+        ("sglang", "--model-path qwen3-0.6b"),
+        ("tgi", "--model-id qwen3-0.6b"),
+        ("vllm", "-- python -m vllm.entrypoints.openai.api_server --model=qwen3-0.6b"),
+    ],
+)
+def test_a_flag_names_the_model(
+    engine: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["estimate", "--engine", engine, "--gpu", "rtx-4090"]
+    assert main([*given, *words.split()]) == 0
+    assert "Qwen/Qwen3-0.6B" in capsys.readouterr().out
+    if "--" not in words.split():
+        assert main([*given, "qwen3-8b", *words.split()]) == 2
+        assert "one model at a time, not 2" in capsys.readouterr().err
+
+
+def test_problems_are_said_alike_beside_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an engine and with one."""
+    assert main(["estimate", "qwen3-0.6b", "--engine", "vllm", "--tp", "x", "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: `--tp x` must be an integer")
+    assert json.loads(said.out)["problems"][0]["where"] == "--tp"
+
+
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["llama-3.1-8b", "--engine", "vllm", "--gpu", "rtx-4090", "--tp", "3"]
     bad = ["--gpu-memory-utilization", "1.5", "--max-modle-len", "3", "--max-num-seqs", "many"]

@@ -195,7 +195,7 @@ def judged(question: EngineQuestion, cluster: Cluster, one: Candidate) -> Engine
         ),
         speed=speed,
         dollars=known.dollars * cluster.gpus * MILLION / HOUR / made if known and made else None,
-        missed=tuple(missed(load, users, answer, speed)),
+        missed=tuple(missed(load, users, answer, speed, limited_by(question, answer))),
     )
 
 
@@ -209,13 +209,23 @@ def seats(question: EngineQuestion, asked: Question, each: int, answer: ServingA
     return min(room, planned.on_rank(asked).requests)
 
 
-def missed(load: Load, users: int, answer: ServingAnswer, speed: Speed | None) -> Iterator[str]:
+def limited_by(question: EngineQuestion, answer: ServingAnswer) -> str:
+    """Words for users that a fixed limit keeps out, not the memory."""
+    planned = question.planned
+    most = int(question.fixed.get(planned.users) or 0)
+    full = 0 < most < answer.figures.get("max_concurrency", 0)
+    return f", since `{planned.users}` is {most}" if full else ""
+
+
+def missed(
+    load: Load, users: int, answer: ServingAnswer, speed: Speed | None, limited: str
+) -> Iterator[str]:
     """Goals that are not met, in words."""
     if answer.failure:
         yield "the engine does not start"
         return
     if users < max(1, load.users):
-        yield users_fit(users)
+        yield users_fit(users) + limited
     for what, limit, value in (
         ("time to first token", load.first, speed.first if speed else None),
         ("time per output token", load.token, speed.token if speed else None),

@@ -27,6 +27,7 @@ class Option:
     low: float | None = None
     high: float | None = None
     silent: bool = False  # read and passed over: it does not change the memory
+    names_model: bool = False  # its value is the model, which may also stand alone
     supported: bool = True  # else refused: it changes the memory in ways not known yet
 
 

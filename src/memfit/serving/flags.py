@@ -21,7 +21,8 @@ TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 def read_flags(
     options: Sequence[Option], words: Sequence[str], problems: list[Problem], title: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """The words that are no flags, and the values of the flags. A flag that the engine has but
+    """The words that are no flags (models that a flag names among them), and the values of the
+    flags. A flag that the engine has but
     memfit does not know is a problem, because it could change the memory."""
     spelled = {one: option for option in options for one in option.flags}
     rest: list[str] = []
@@ -54,6 +55,9 @@ def read_flags(
                 problems.append(Problem(message=f"`{flag}` needs a value", where=flag))
                 continue
             text, at = words[at], at + 1
+        if option.names_model:
+            rest.append(text)
+            continue
         value = None if option.silent else parse(option, text, flag, problems)
         if value is not None:
             values[option.name] = value

@@ -21,7 +21,7 @@ OPTIONS: tuple[Option, ...] = (
         choices=("cuda", "rocm", "vulkan", "metal", "cpu"),
         default="by the GPU",
     ),
-    Option(name="model", flags=("-m", "--model"), help="path of a GGUF file"),
+    Option(name="model", flags=("-m", "--model"), help="path of a GGUF file", names_model=True),
     Option(name="hf", flags=("-hf", "-hfr", "--hf-repo"), help="REPO[:QUANT] on the hub"),
     Option(
         name="context",

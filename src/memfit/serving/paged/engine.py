@@ -374,6 +374,11 @@ def unsupported(*names: str) -> tuple[Option, ...]:
     return tuple(option(name, "text", "not supported yet", supported=False) for name in names)
 
 
+def model_option(name: str) -> Option:
+    """The option whose value is the model."""
+    return option(name, "text", "the model; may also stand alone", silent=True, names_model=True)
+
+
 def silent(*names: str, kind: str = "text") -> tuple[Option, ...]:
     """Options that do not change the memory."""
     return tuple(option(name, kind, "", silent=True) for name in names)

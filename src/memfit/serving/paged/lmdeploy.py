@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.serving.base import Device
-from memfit.serving.paged.engine import Held, Paged, Setup, option, share, silent, unsupported
+from memfit.serving.paged.engine import (
+    Held,
+    Paged,
+    Setup,
+    model_option,
+    option,
+    share,
+    silent,
+    unsupported,
+)
 
 FRACTION = 0.8  # cache_max_entry_count
 
@@ -51,7 +60,7 @@ ENGINE = Paged(
             choices=("auto", "float16", "bfloat16"),
         ),
         *silent("max_batch_size", "cache_block_seq_len", "model_name", "backend"),
-        *silent("model_path"),
+        model_option("model_path"),
         *unsupported("model_format"),
         *silent("server_name", "server_port", "log_level", "revision", "download_dir"),
         *silent("enable_prefix_caching", "trust_remote_code", kind="flag"),

@@ -14,7 +14,15 @@ from typing import Any
 
 from memfit.serving.base import Device, Subject
 from memfit.serving.named import by_name
-from memfit.serving.paged.engine import Held, Paged, Setup, option, silent, unsupported
+from memfit.serving.paged.engine import (
+    Held,
+    Paged,
+    Setup,
+    model_option,
+    option,
+    silent,
+    unsupported,
+)
 from memfit.serving.subject import subject_from
 from memfit.serving.weights import rank_bytes
 
@@ -81,7 +89,8 @@ ENGINE = Paged(
         option("prefill_step_size", "int", "tokens of a step", default="2048", low=1),
         option("kv_bits", "text", "bits of the cache: 4 or 8", choices=("4", "8")),
         option("q_bits", "int", "quantize the weights, as `mlx_lm.convert` does", low=2, high=8),
-        *silent("model", "host", "port", "log_level", "max_tokens", "prompt"),
+        model_option("model"),
+        *silent("host", "port", "log_level", "max_tokens", "prompt"),
         *silent("temp", "top_p", "chat_template"),
         *unsupported("adapter_path", "kv_group_size"),
         *silent("trust_remote_code", kind="flag"),

@@ -14,7 +14,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.serving.base import Device, Subject
 from memfit.serving.named import by_name, split_name
-from memfit.serving.paged.engine import Held, Paged, Setup, share, silent, unsupported
+from memfit.serving.paged.engine import Held, Paged, Setup, model_option, share, silent, unsupported
 from memfit.serving.paged.engine import option as dashed
 from memfit.serving.subject import subject_from
 
@@ -112,7 +112,8 @@ ENGINE = Paged(
         option(
             "backend", "text", "what runs the model", choices=("pytorch", "_autodeploy", "tensorrt")
         ),
-        *silent("host", "port", "log_level", "tokenizer", "model"),
+        *silent("host", "port", "log_level", "tokenizer"),
+        model_option("model"),
         *unsupported("extra_llm_api_options"),
         *silent("trust_remote_code", kind="flag"),
     ),

@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.serving.base import Device
-from memfit.serving.paged.engine import Held, Paged, Setup, option, share, silent, unsupported
+from memfit.serving.paged.engine import (
+    Held,
+    Paged,
+    Setup,
+    model_option,
+    option,
+    share,
+    silent,
+    unsupported,
+)
 
 ROOM = 0.9  # TGI_WIGGLE_ROOM
 
@@ -33,7 +42,7 @@ ENGINE = Paged(
     title="Text Generation Inference",
     newest="3.3.7",
     options=(
-        option("model_id", "text", "the model; may also stand alone", silent=True),
+        model_option("model_id"),
         option("num_shard", "int", "GPUs that share each layer", low=1),
         option("max_total_tokens", "size", "tokens of the longest request"),
         option("max_input_tokens", "size", "tokens of the longest prompt", silent=True),

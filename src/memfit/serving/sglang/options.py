@@ -40,6 +40,7 @@ OPTIONS = (
         flags=("--model-path", "--model"),
         help="the model; may also stand alone",
         silent=True,
+        names_model=True,
     ),
     option("tp_size", "int", "GPUs that share each layer", "--tp", "--tensor-parallel-size", low=1),
     option("dp_size", "int", "copies of the model", "--dp", "--data-parallel-size", low=1),

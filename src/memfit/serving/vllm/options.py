@@ -37,7 +37,6 @@ SILENT = (
     "served_model_name",
     "tokenizer",
     "seed",
-    "model",
     "download_dir",
     "revision",
     "chat_template",
@@ -79,6 +78,7 @@ SILENT_FLAGS = (
 )
 
 OPTIONS = (
+    option("model", "text", "the model; may also stand alone", silent=True, names_model=True),
     option("tensor_parallel_size", "int", "GPUs that share each layer", "-tp", "--tp", low=1),
     option("pipeline_parallel_size", "int", "GPUs that share the layers", "-pp", "--pp", low=1),
     option("data_parallel_size", "int", "copies of the model", "-dp", "--dp", low=1),
