@@ -319,7 +319,7 @@ def narrowed(ctx: Context, layer: Layer) -> Context:
     own = replace(ctx, masks={window: ctx.masks.get(window) for window in windows}, tables=given)
     for window in windows:
         tables.choose(own, window)
-    if layer.captured is not None and ctx.program.model.paths:
+    if layer.captured is not None and ctx.program.model.encodes:
         from memfit.lower.captured import chain  # written programs start without graphs
 
         own.shared = chain.arguments(layer, ctx)

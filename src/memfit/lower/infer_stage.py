@@ -50,7 +50,6 @@ def logits(r: Recorder, program: Program, body: Body, hidden: Tensor, ctx: Conte
     shape = (*hidden.shape[:-1], program.model.vocab)
     if not chunk.begins:
         return Tensor(shape, hidden.format, None)
-    del hidden
     wide = versions.fp32_logits(program)
     return r.tensor(shape, FP32 if wide else FORMATS[program.hidden], "to_device", "logits")
 

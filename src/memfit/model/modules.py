@@ -478,6 +478,7 @@ class Model:
     whole: tuple[str, ...] = ()  # modules that PEFT trains whole beside adapters
     casting: tuple[str, ...] = ()  # ends of linear layers whose input gets the weight's dtype
     paths: tuple[str, ...] = ()  # of the layers, where they lie in several lists
+    encodes: bool = False  # an encoder, with a decoder or without: its graphs end at the loss
 
     def path(self, number: int) -> str:
         """The path of a layer."""

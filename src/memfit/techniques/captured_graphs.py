@@ -22,11 +22,11 @@ def check(program: Program) -> Iterator[Problem]:
     graphs = program.model.graphs
     if graphs is None:
         return
-    missing = of_chain(program) if program.model.paths else unanswered(program)
+    missing = of_chain(program) if program.model.encodes else unanswered(program)
     for what, where in missing:
         message = f"no captured graph of `{program.model.family}` {what}"
         yield Problem(message=message, where=where, hint=TRACE)
-    if program.model.paths and graphs.unknown and program.job.head == "auto":
+    if program.model.encodes and graphs.unknown and program.job.head == "auto":
         message = f"no captured graph of the class `{graphs.unknown[:60]}`"
         hint = "choose a class with `--head`: " + ", ".join(f"`{one}`" for one in graphs.row.heads)
         yield Problem(message=message, where="config.architectures", hint=hint)
@@ -39,7 +39,7 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
         yield f"as `{job.framework}` runs it", "job.framework"
     if not job.training:
         yield "for inference", "job.task"
-    if not program.model.paths and setting_of(program) not in program.model.graphs.settings:
+    if not program.model.encodes and setting_of(program) not in program.model.graphs.settings:
         autocast = "autocast" in setting_of(program)
         yield f"in `{job.precision}`", "job.precision" if autocast else "job.packing"
     if job.attention not in ATTENTION:
@@ -90,7 +90,7 @@ def setting_of(program: Program) -> str:
 
 def graphs_of(program: Program) -> Iterator[Graph]:
     graphs = program.model.graphs
-    found = graphs.graphs if program.model.paths else graphs.all(setting_of(program))
+    found = graphs.graphs if program.model.encodes else graphs.all(setting_of(program))
     return iter(found.values())
 
 

@@ -22,7 +22,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=message, where="job.labels", hint="use `--head classification`, or remove it"
         )
-    if program.model.paths:
+    if program.model.encodes:
         return  # its graphs say which heads they have
     if job.images:
         yield Problem(message="not supported yet: images", where="job.images", hint=TRACE)
@@ -38,7 +38,7 @@ def check(program: Program) -> Iterator[Problem]:
 def head_of(program: Program) -> str:
     """The head that runs."""
     graphs, head = program.model.graphs, program.job.head
-    known: str = graphs.head if program.model.paths else "causal-lm" if head == "auto" else head
+    known: str = graphs.head if program.model.encodes else "causal-lm" if head == "auto" else head
     return known
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def programs(own: Programs, model: Model) -> Programs:
     """With the captured graphs of this model in place of its pieces."""
-    if model.paths:
+    if model.encodes:
         from memfit.lower.captured import chain
 
         return chain.programs(own)
@@ -57,7 +57,7 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     """From the last layer to the head; of encoders to the loss."""
-    if ctx.program.model.paths:
+    if ctx.program.model.encodes:
         from memfit.lower.captured import chain
 
         return chain.final(x, piece, bound, ctx)

@@ -82,7 +82,7 @@ class Frame:
     @property
     def casts(self) -> Format | None:
         """The format that autocast casts to, where the graph was captured under it."""
-        return None if self.ctx.program.model.paths else self.ctx.autocast
+        return None if self.ctx.program.model.encodes else self.ctx.autocast
 
     def format(self, name: str) -> Format:
         if name == "model":

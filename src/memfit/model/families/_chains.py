@@ -204,6 +204,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         family=row.examples[0]["model_type"],
         prefix=data["lists"][kinds[0]],
         paths=paths_of(kinds, data["lists"]),
+        encodes=True,
         layers=tuple(layers[kind] for kind in kinds),
         tied=False,
         headless=True,
