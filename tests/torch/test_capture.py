@@ -4,6 +4,7 @@ graph was captured with. (Parameters are held to transformers' own in `test_fami
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -57,8 +58,18 @@ def unseen(row: Row) -> dict[str, Any]:
     return {**config, "vocab_size": config["vocab_size"] + 136}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("name", sorted(ROWS))
+def turns(*cases: Any) -> list[tuple[str, Any]]:
+    """A case for each family, in turn; all with MEMFIT_WHOLE."""
+    whole = os.environ.get("MEMFIT_WHOLE")
+    return [
+        (name, case)
+        for place, name in enumerate(sorted(ROWS))
+        for number, case in enumerate(cases)
+        if whole or number == place % len(cases)
+    ]
+
+
+@pytest.mark.parametrize(("name", "case"), turns(*CASES), ids=str)
 def test_peaks_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
     config, job = unseen(ROWS[name]), Job(**{"optimizer": "sgd", **case})
     tape = lower(build(config), job)
@@ -90,8 +101,7 @@ def test_four_bits_hand_on_the_dtype_of_their_input() -> None:
     test_peaks_are_those_of_the_trace("nemotron_h", {"seq": 200, **case})
 
 
-@pytest.mark.parametrize("use", ["ddp=4", "fsdp=4"])
-@pytest.mark.parametrize("name", sorted(ROWS))
+@pytest.mark.parametrize(("name", "use"), turns("ddp=4", "fsdp=4"))
 def test_a_rank_of_several_has_the_peak_of_the_trace(name: str, use: str) -> None:
     config, strategy = unseen(ROWS[name]), strategy_from([use], None)
     job = Job(batch=2, seq=200, optimizer="sgd", checkpointing="full")
