@@ -71,6 +71,8 @@ class Row:
     text: str = ""
     tower: Tower | None = None
     idle: str = "model.visual."
+    scaled: bool = False  # logits are divided by a number
+    softcap: str = ""  # the field whose number bounds logits, where it is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +127,19 @@ def bounded(derived: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
 ROWS: dict[str, Row] = {}
 
 
-def captured(row: Row) -> Row:
-    """Register a family that runs by graphs."""
-    ROWS[row.name] = row
-    family(row.name, examples=row.examples, graphs=True)(
-        lambda fields: model_of(row, fields, stored(row.name), graphs_of(row.name))
-    )
-    return row
+def captured(*rows: Row, choose: Callable[[Fields], int] = lambda fields: 0) -> Row:
+    """Register a family that runs by graphs, under the name of its first row; `choose` says which
+    row's code a config runs."""
+    ROWS.update({row.name: row for row in rows})
+    examples = tuple(example for row in rows for example in row.examples)
+
+    def build(fields: Fields) -> Model:
+        row = rows[choose(fields)]
+        model = model_of(row, fields, stored(row.name), graphs_of(row.name))
+        return replace(model, family=rows[0].name)
+
+    family(rows[0].name, examples=examples, graphs=True)(build)
+    return rows[0]
 
 
 @cache
@@ -212,6 +220,8 @@ def model_of(
         towers=towers,
         caching=row.tower is not None and fields.flag("use_cache", default=True),
         heads=("image-text",) if row.tower is not None else ("causal-lm",),
+        logit_scale=row.scaled,
+        softcap=bool(row.softcap and fields.config.get(row.softcap)),
         graphs=Graphs(
             family=row.name,
             graphs=graphs,
