@@ -4,12 +4,18 @@ which people start a program."""
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import torch
 from memfit.cli_trace import split
 from memfit.errors import InputError
+from memfit.trace import lines
+from memfit.trace.failures import stand_in
+from memfit.trace.imports import ORIGINALS
 from memfit.verbs import trace
 
 STEPS = """
@@ -230,6 +236,42 @@ def test_a_defect_of_ours_is_not_the_scripts(tmp_path: Path) -> None:
     script.write_text("import torch\ntorch.zeros('three', device='cuda')\n")
     with pytest.raises(InputError, match="failed with TypeError: zeros"):
         trace(script)
+
+
+STAND_IN = """
+def refused(kind):
+    return kind("cuda", "one")
+def indexes(true, value):
+    return true(value)[3]
+def reads(true):
+    return int(true.nothing())
+def plain(value):
+    return len(int(value))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (lambda made: made["refused"](torch.device), False),
+        (lambda made: made["indexes"](tuple, [1]), True),
+        (lambda made: made["reads"](object()), True),
+        (lambda made: made["plain"](None), True),
+        (lambda made: made["indexes"](lambda: 0, 1), False),
+    ],
+)
+def test_who_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Any, ours: bool
+) -> None:
+    """Not by what a line looks like: by the function that its failing instruction called."""
+    file = tmp_path / "made.py"
+    file.write_text(STAND_IN)
+    monkeypatch.setattr(lines, "OWN", str(tmp_path))
+    monkeypatch.setitem(ORIGINALS, (id(torch), "device"), torch.device)
+    made = runpy.run_path(str(file))
+    with pytest.raises((TypeError, AttributeError, IndexError)) as caught:
+        call(made)
+    assert (stand_in(caught.value, "train.py") is not None) == ours
 
 
 def test_modules_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

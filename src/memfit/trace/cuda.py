@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from memfit.trace.imports import put
 
 
 class _Inside:
@@ -291,7 +292,7 @@ def patched(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in patches]
     try:
         for owner, name, value in patches:
-            setattr(owner, name, value)
+            put(owner, name, value)
         yield
     finally:
         for owner, name, value in reversed(before):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Callable
+from types import BuiltinMethodType, TracebackType
+from typing import Any
 
 from memfit.errors import Problem
 from memfit.trace import lines
 from memfit.trace.cuda import HERE, NoSuchDevice
+from memfit.trace.imports import ORIGINALS
 
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HUB = (
@@ -58,22 +60,42 @@ def explain(bad: BaseException, script: str, where: str) -> Problem:
 Told = tuple[str, str] | None
 # Errors that memfit's stand-ins never raise on purpose, but for these sentences of torch's.
 DEFECTS = (AttributeError, TypeError, IndexError, AssertionError, NameError, UnboundLocalError)
-# A line that calls what torch itself has: C++ code raises from there.
-DELEGATES = re.compile(r"\b(true|original|func|function|call|target)\w*[\[(]|TRUE_")
 MEANT = ("can't convert",)
 
 
 def stand_in(bad: BaseException, script: str) -> Told:
     """A defect of ours is no fault of the script."""
-    *_, (name, number) = [("", 0), *lines.through(bad.__traceback__)]
-    if not isinstance(bad, DEFECTS) or not name.startswith(lines.OWN) or str(bad).startswith(MEANT):
+    at = bad.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    if at is None or not isinstance(bad, DEFECTS) or str(bad).startswith(MEANT):
         return None
-    if DELEGATES.search(linecache.getline(name, number)):
+    name, number = at.tb_frame.f_code.co_filename, at.tb_lineno
+    if not name.startswith(lines.OWN) or handed_on(at):
         return None
     place = f"{name.removeprefix(lines.OWN).lstrip('/')}:{number}"
     return (
         f"memfit's stand-in failed with {type(bad).__name__}: {first_line(bad)} ({place})",
         f"this is a bug in memfit, not in `{script}`: please report it",
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Methods of C code are made again at every look."""
+    return one is other or (isinstance(one, BuiltinMethodType) and bool(one == other))
+
+
+def handed_on(at: TracebackType) -> bool:
+    """Whether what raised is a function that a stand-in calls for the script: an operator of
+    torch's, the function that it takes the place of, or one of the script."""
+    called = lines.called(at)
+    if called is None:
+        return False
+    code = getattr(called, "__code__", None)
+    return (
+        type(called).__name__ in ("OpOverload", "OpOverloadPacket")
+        or any(same(called, one) for one in ORIGINALS.values())
+        or (code is not None and lines.is_users(code.co_filename))
     )
 
 

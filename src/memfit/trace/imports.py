@@ -13,6 +13,13 @@ from typing import Any
 
 Patch = tuple[Any, str, Any]
 Change = Callable[[ModuleType], list[Patch]]
+# What stand-ins take the place of, by owner and name.
+ORIGINALS: dict[tuple[int, str], Any] = {}
+
+
+def put(owner: Any, name: str, value: Any) -> None:
+    ORIGINALS.setdefault((id(owner), name), getattr(owner, name, None))
+    setattr(owner, name, value)
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -50,7 +57,7 @@ class Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self.true.exec_module(module)
         for owner, name, value in self.change(module):
-            setattr(owner, name, value)
+            put(owner, name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.true, name)
@@ -78,7 +85,7 @@ def changing(changes: Mapping[str, Change]) -> Iterator[None]:
         module = sys.modules.get(name)
         if module is not None:
             for owner, attribute, value in change(module):
-                setattr(owner, attribute, value)
+                put(owner, attribute, value)
     finder = Finder(changes)
     sys.meta_path.insert(0, finder)
     try:
@@ -87,4 +94,4 @@ def changing(changes: Mapping[str, Change]) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-__all__ = ["Change", "Patch", "changing", "replaced"]
+__all__ = ["Change", "Patch", "changing", "put", "replaced"]

@@ -3,13 +3,16 @@ library it ended in."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import itertools
 import linecache
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 OWN = str(Path(__file__).resolve().parents[1])  # memfit itself
 LIBRARIES = tuple(
@@ -65,4 +68,29 @@ def through(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-__all__ = ["failed", "is_users", "running", "shown", "through"]
+def called(at: TracebackType) -> Any:
+    """The function that the failing instruction called, if it is a call of a name."""
+    frame, code = at.tb_frame, at.tb_frame.f_code
+    place = next(itertools.islice(code.co_positions(), at.tb_lasti // 2, None), (None,))
+    if None in place:
+        return None
+    first, last, start, end = (int(one or 0) for one in place)
+    rows = [linecache.getline(code.co_filename, one).encode() for one in range(first, last + 1)]
+    text = b"".join([*rows[:-1], rows[-1][:end]])[start:].decode(errors="replace")
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+    return named(node.func, frame) if isinstance(node, ast.Call) else None
+
+
+def named(node: ast.expr, frame: FrameType) -> Any:
+    """What a name, or an attribute of one, means in a frame."""
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        return getattr(named(node.value, frame), node.attr, None)
+    return None
+
+
+__all__ = ["called", "failed", "is_users", "running", "shown", "through"]
