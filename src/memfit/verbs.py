@@ -307,14 +307,12 @@ def script(
                 if known
                 else f"unknown option `{name[:60]}`"
             )
-            problems.append(
-                Problem(
-                    message=message,
-                    where=name,
-                    hint="options for a script: "
-                    + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__)),
-                )
+            hint = (
+                f"options for a script: {', '.join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__))}"
             )
+            if name in ("use", "world"):
+                hint = "`--ranks N` runs it as one of N processes"
+            problems.append(Problem(message=message, where=name, hint=hint))
     ask = ask_from(
         {name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems
     )

@@ -296,6 +296,22 @@ def test_modules_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("bad.ipynb").write_text("[]")
     with pytest.raises(InputError, match="no notebook"):
         trace("bad.ipynb")
+    with pytest.raises(InputError, match=r"no module `package\.nosuch`"):
+        trace("-m package.nosuch")
+
+
+def test_what_is_no_script(tmp_path: Path) -> None:
+    folder = tmp_path / "run.py"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    with pytest.raises(InputError, match="is a folder"):
+        trace(folder)
+    with pytest.raises(InputError, match=r"has no config\.json") as caught:
+        trace(folder.rename(tmp_path / "run"))
+    assert "run/train.py`" in caught.value.problems[0].hint
+    with pytest.raises(InputError, match="set by the script itself") as caught:
+        trace(tmp_path / "run" / "train.py", use="fsdp=8")
+    assert "`--ranks N`" in caught.value.problems[0].hint
 
 
 def test_whose_words_are_whose() -> None:

@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import re
@@ -60,6 +61,8 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
 def run_launcher(module: str, words: Sequence[str], name: str, ranks: Ranks) -> None:
     """What it raises before it has started the script is about its own options."""
     with reading(name, ranks):
+        if not there(package := module.partition(".")[0]):
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         run_module(module, words, name)
 
 
@@ -188,7 +191,23 @@ def run_module(name: str, arguments: Sequence[str], called: str = "") -> None:
     sys.argv = [called or name, *arguments]
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if not there(name):
+        raise InputError.one(
+            f"no module `{name}` is found",
+            where="script",
+            hint="start memfit in the folder that holds it, or choose another `--python`",
+        )
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def there(module: str) -> bool:
+    """Whether Python finds it; looking for it imports the packages around it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as bad:
+        if bad.name and f"{module}.".startswith(f"{bad.name}."):
+            return False
+        raise
 
 
 def run_file(path: str, arguments: Sequence[str], home: Path | None = None) -> None:

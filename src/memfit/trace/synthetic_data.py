@@ -150,7 +150,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
                 if str(path) in FILES or failures.missing_file(bad) is None:
                     raise
                 key = entry(str(path), str(name or ""))
-                columns = "" if key else "; its columns are assumed to be `text` and `label`"
+                columns = "; its columns are assumed" + ("" if key else " to be `text` and `label`")
                 message = f"the data set `{path}` is not there: random texts of {tokens} tokens"
                 recorder.note(f"data {path}", message + columns, "choose with `--tokens`")
                 split = given.get("split")

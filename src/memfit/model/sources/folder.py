@@ -138,6 +138,8 @@ def _without_config(folder: Path, present: set[str]) -> Source:
         )
     elif "model_index.json" in present:
         hint = "it is a diffusers pipeline, not a language model"
+    elif programs := [name for name in present if name.endswith(".py")]:
+        hint += f", or to trace a script its file (`{folder / min(programs)}`)"
     raise SourceError.one(
         f"`{shown(folder)}` has no config.json" if present else f"`{shown(folder)}` is empty",
         where="model",
