@@ -23,7 +23,7 @@ from click.shell_completion import CompletionItem
 from memfit import __version__, cli_arguments, renames
 from memfit.cli_card import routed
 from memfit.cli_errors import complain, envelope, wants_json
-from memfit.cli_help import Helpful, default_text, describe, groups
+from memfit.cli_help import EXAMPLES, Helpful, default_text, describe, groups, write_examples
 from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
@@ -56,12 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned, never raised."""
     if arguments is None:
         opened()
-    words = routed(sys.argv[1:] if arguments is None else arguments, VERBS)
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    words = routed(typed, VERBS)
     with ending(), renames.listening(renamed):
         code, answer, problems = outcome(words)
         if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
             complain(problems)
-        if code == UNUSABLE and (right := cli_arguments.corrected(words, problems)):
+        if code == UNUSABLE and (right := cli_arguments.corrected(typed, problems)):
             say(f"try: {right}")
         if problems and wants_json(words):
             answer = envelope(words[0], problems)
@@ -383,9 +384,16 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.help = "show this page; `memfit COMMAND --help` shows that of a command"
+        return found
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(verb.name, verb.help) for verb in VERBS.values()])
+        write_examples(formatter, EXAMPLES[""])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -393,10 +401,11 @@ class Commands(click.Group):
         if args and not args[0].startswith("-") and args[0] not in VERBS:
             from memfit.registry import nearest
 
-            close = offer(nearest(args[0], VERBS))
-            raise InputError.one(
-                f"unknown command `{args[0][:60]}`", hint=close or "see `memfit --help`"
-            )
+            close = nearest(args[0], VERBS)
+            message = f"unknown command `{args[0][:60]}`"
+            hint = offer(close) or "see `memfit --help`"
+            fix = (args[0], close[0]) if close else None
+            raise InputError(Problem(message=message, hint=hint, fix=fix))
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

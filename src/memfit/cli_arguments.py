@@ -14,9 +14,11 @@ from memfit import renames
 from memfit.errors import InputError, Problem
 from memfit.registry import nearest
 from memfit.spellings import AMBIGUOUS, Meaning, meanings, settings, switched, value
+from memfit.unrelated_options import INSTEAD, SWITCHES, WITHOUT_EFFECT
 from memfit.words import Planning, Run, Studying
 
 HELP = ("--help", "--help-all", "-h")
+LIKE = 0.65  # similarity below which no other option is offered
 
 
 class Reader:
@@ -52,7 +54,7 @@ class Reader:
         """The words that one option becomes; its value is taken from `rest`."""
         name, equals, text = word.partition("=")
         if name in HELP:
-            return [word]
+            return ["--help" if name == "-h" else word]
         own = "--" + name.lstrip("-").replace("_", "-").lower()
         if own not in self.flags and (new := renames.current(own[2:].replace("-", "_"))):
             own = "--" + new.replace("_", "-")
@@ -71,14 +73,18 @@ class Reader:
         """An option under its own name."""
         one = self.flags[name]
         if one.is_flag:
-            if text is not None and (switch := switched(text)) is not None:
-                return self.switch(one, switch)
-            return [name] if text is None else [f"{name}={text}"]
+            wanted = name in one.opts if text is None else switched(text)
+            if wanted is None:
+                return [f"{name}={text}"]  # click says that it takes no value
+            return self.switch(one, (name, name), wanted)
         optional = getattr(one, "_flag_needs_value", False)
         if text is None and optional and (not rest or rest[0].startswith("-")):
             return [name]
         if text is None and not rest:
             return [name]  # click says that a value is missing
+        if text is None and not one.multiple and self.is_option(rest[0]):
+            self.problems.append(Problem(message=f"`{name}` needs a value", hint=one.help or ""))
+            return []
         text = rest.pop(0) if text is None else text
         return self.valued(one, (name, f"{name} {text}"), value(one.name or "", text))
 
@@ -113,7 +119,7 @@ class Reader:
                 continue
             one = self.options[option]
             if one.is_flag:
-                found += self.switch(one, bool(switched(chosen)))
+                found += self.switch(one, (name, shown), bool(switched(chosen)))
             else:
                 found += self.valued(one, (name, shown), str(chosen))
         return found
@@ -121,8 +127,18 @@ class Reader:
     def is_flag(self, option: str) -> bool:
         return option in self.options and self.options[option].is_flag
 
-    def switch(self, one: click.Option, wanted: bool) -> list[str]:
-        """The flag, its opposite, or nothing where it is off anyway."""
+    def is_option(self, word: str) -> bool:
+        """Whether a word is an option of this command, under any of its names."""
+        name = word.partition("=")[0]
+        folded = name.lstrip("-").replace("_", "-").lower()
+        return word.startswith("--") and (name in self.flags or folded in self.spellings)
+
+    def switch(self, one: click.Option, typed: tuple[str, str], wanted: bool) -> list[str]:
+        """The flag, its opposite, or nothing where it is off anyway; both are a problem."""
+        first, said = self.given.setdefault(one.name or "", (typed, str(wanted)))
+        if said != str(wanted):
+            self.contradiction(one.name or "", first, typed)
+            return []
         if wanted:
             return [one.opts[0]]
         return [one.secondary_opts[0]] if one.secondary_opts else []
@@ -132,15 +148,23 @@ class Reader:
         option, and with its value, as they were typed."""
         option, own = one.name or "", one.opts[0]
         first, said = self.given.setdefault(option, (typed, text))
+        if option == "gpu" and (counted := with_count(said, text)):
+            self.given[option] = (typed, counted)
+            return [own, counted]
         if not one.multiple and said != text:
-            twice = (
-                f"`{typed[0]}` is given twice: `{said[:40]}` and `{text[:40]}`"
-                if first[0] == typed[0]
-                else f"`{first[1][:60]}` and `{typed[1][:60]}` contradict each other"
-            )
-            self.problems.append(Problem(message=twice, where=option, hint="keep one of them"))
+            twice = f"`{typed[0]}` is given twice: `{said[:40]}` and `{text[:40]}`"
+            self.contradiction(option, first, typed, twice if first[0] == typed[0] else "")
             return []
         return [own, text]
+
+    def contradiction(
+        self, option: str, first: tuple[str, str], typed: tuple[str, str], message: str = ""
+    ) -> None:
+        """Two values of one option."""
+        both = f"`{first[1][:60]}` and `{typed[1][:60]}` contradict each other"
+        self.problems.append(
+            Problem(message=message or both, where=option, hint="keep one of them")
+        )
 
     def unknown(self, name: str, folded: str) -> None:
         """A word that no option has: ambiguous, or a typo."""
@@ -155,8 +179,16 @@ class Reader:
             hint = f"`memfit {elsewhere[0]}` has it"
             self.problems.append(Problem(message=message, hint=hint))
             return
+        if folded in WITHOUT_EFFECT | SWITCHES:
+            message = f"`{name}` does not change GPU memory"
+            self.problems.append(Problem(message=message, hint="remove it", fix=(name, "")))
+            return
         known = [*self.flags, *(f"--{one}" for one in self.spellings if len(one) > 2)]
-        close = nearest(name, known, 1)
+        close = nearest(name, known, 1, cutoff=LIKE) if len(folded) > 2 else []
+        if folded in INSTEAD:
+            problem = Problem(message=f"unknown option `{name}`", hint=INSTEAD[folded])
+            self.problems.append(problem)
+            return
         hint = f"did you mean `{close[0]}`?" if close else f"see `memfit {self.command} --help`"
         fix = (name, close[0]) if close else None
         self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint, fix=fix))
@@ -186,16 +218,38 @@ def corrected(words: Sequence[str], problems: Sequence[Problem]) -> str:
     fixes = dict(fix for problem in problems if (fix := problem.fix))
     if not fixes or not all(problem.fix for problem in problems if problem.level == "error"):
         return ""
-    right = [list(mended(word, fixes)) for word in words]
-    changed = [pair for pair, word in zip(right, words, strict=True) if pair != [word]]
-    return shlex.join(["memfit", *(word for pair in right for word in pair)]) if changed else ""
+    right = [list(mended(word, fixes)) for word in kept(words, fixes)]
+    typed = [word for pair in right for word in pair]
+    return shlex.join(["memfit", *typed]) if typed != list(words) else ""
+
+
+def kept(words: Sequence[str], fixes: dict[str, str]) -> Iterator[str]:
+    """`words` without the options that have no use here, and without their values."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if fixes.get(name) != "":
+            yield word
+        elif not equals and name.strip("-") not in SWITCHES and rest and rest[0][0:1] != "-":
+            rest.pop(0)
+
+
+def with_count(first: str, second: str) -> str:
+    """`4xh100`, of `4` and `h100` in either order; empty if they are not a number and a GPU."""
+    number, name = (first, second) if first.isdecimal() else (second, first)
+    if not number.isdecimal() or name.isdecimal() or re.match(r"\d+\s*x", name):
+        return ""
+    from memfit.hardware.machines import find_machine
+
+    return "" if find_machine(name) else f"{number}x{name}"
 
 
 def mended(word: str, fixes: dict[str, str]) -> Iterator[str]:
     name, equals, text = word.partition("=")
     counted = re.fullmatch(r"((?:\d+x)+)(.+)", word)
     if word in fixes:
-        yield fixes[word]
+        yield from fixes[word].split()  # `4090` becomes `--gpu 4090`
     elif equals and name in fixes:
         yield f"{fixes[name]}={text}"
     elif equals and text in fixes:

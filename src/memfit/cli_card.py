@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from memfit.verb_card import OPTIONS, card
+from memfit.words import names_gpu, one_model
 
 HELP = """\
 {help}.
@@ -16,6 +17,7 @@ Without a GPU it uses this machine's, or finds the smallest GPU for each use.
 
 Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 """
+HELP_WORDS = ("help", "-h", "version")
 OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)
 
@@ -25,7 +27,7 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
     from memfit.report import card as report
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
-    found = card(" ".join(words), **values)
+    found = card(one_model(words) if names_gpu(words) else " ".join(words), **values)
     code = 1 if isinstance(found, Card) and found.rows and not found.fits else 0
     if as_json:
         return code, json.dumps(report.data(found), indent=2, ensure_ascii=False)
@@ -35,6 +37,8 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
 def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     """A question without a verb with the verb that it means: `card`, or `estimate` where it says
     what is to be done."""
+    if words and words[0] in HELP_WORDS:
+        return helped(words)
     first = words[0] if words else ""
     if not first or first in verbs or first in OWN:
         return list(words)
@@ -45,6 +49,13 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     if any(flag not in known for flag in flags) or first.endswith((".yaml", ".yml")):
         return ["estimate", *words]
     return ["card", *words]
+
+
+def helped(words: Sequence[str]) -> list[str]:
+    """`help COMMAND`, `-h` and `version` as the options that they mean."""
+    if words[0] == "version":
+        return ["--version"]
+    return [*words[1:2], "--help"] if words[0] == "help" else ["--help"]
 
 
 def modelled(word: str, verbs: Collection[str]) -> bool:

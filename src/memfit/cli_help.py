@@ -4,6 +4,7 @@ every option in groups."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -94,6 +95,11 @@ FIRST: dict[str, tuple[str, ...]] = {
     "gpus": OUTPUT,
 }
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": (
+        "memfit llama-3.1-8b --gpu rtx-4090",
+        "memfit estimate llama-3.1-8b --method qlora --gpu rtx-4090",
+        "memfit plan llama-3.1-8b --gpus 8xh100",
+    ),
     "estimate": (
         "memfit estimate llama-3.1-8b --method qlora --gpu rtx-4090",
         "memfit estimate qwen3-32b --task inference --seq 32k --gpu a100",
@@ -228,9 +234,7 @@ class Helpful(click.Command):
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
         if self.name in EXAMPLES:
-            with formatter.section("Examples"):
-                for example in EXAMPLES[self.name]:
-                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+            write_examples(formatter, EXAMPLES[self.name])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = {
@@ -249,6 +253,13 @@ class Helpful(click.Command):
         lines = [(left, text_of(one, room)) for left, one in rows]
         with formatter.section("Options"):
             formatter.write_dl([*lines, *ends], col_max=width)
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    """Commands to copy, under their own heading."""
+    with formatter.section("Examples"):
+        for example in examples:
+            formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
 def text_of(one: click.Option, room: int) -> str:

@@ -16,6 +16,14 @@ from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS, REFUSED
 from memfit.registry import nearest
 from memfit.units import parse_count
+from memfit.unrelated_options import (
+    EXTEND_TRAINER,
+    INSTEAD,
+    NO_OBJECTIVE,
+    OBJECTIVES,
+    SWITCHES,
+    WITHOUT_EFFECT,
+)
 
 TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
@@ -686,6 +694,20 @@ NAMES = {"str": "text", "int": "an integer", "bool": "true or false", "float": "
 
 
 def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Problem:
+    """What to say of a name that is none of `known`."""
+    folded = value.lower().replace("_", "-")
+    if kind == "option" and folded in WITHOUT_EFFECT | SWITCHES:
+        message = f"`{value[:60]}` does not change GPU memory"
+        return Problem(message=message, where=where, hint="remove it")
+    if kind == "option" and folded in INSTEAD:
+        message = f"unknown option `{value[:60]}`"
+        return Problem(message=message, where=where, hint=INSTEAD[folded])
+    if kind in ("task", "method", "loss", "framework") and folded in OBJECTIVES:
+        message = f"`{value[:60]}` is not supported yet"
+        return Problem(message=message, where=where, hint=NO_OBJECTIVE)
+    if kind == "framework" and folded in EXTEND_TRAINER:
+        hint = "the nearest is `--framework trl`: both extend the Trainer of transformers"
+        return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=hint)
     close = nearest(value, known)
     hint = (
         "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"

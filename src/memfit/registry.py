@@ -11,8 +11,9 @@ from memfit.errors import InputError, Problem
 T = TypeVar("T")
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, best first; case and separators do not count."""
+def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:
+    """The known names most like `name`, best first; case and separators do not count. `cutoff`: the
+    least similarity, from 0 to 1."""
 
     def plain(text: str) -> str:
         return "".join(letter for letter in text.lower() if letter.isalnum())
@@ -21,7 +22,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     for candidate in known:
         by_plain.setdefault(plain(candidate), candidate)
     wanted = plain(name[:200])
-    close = difflib.get_close_matches(wanted, by_plain, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(wanted, by_plain, n=count, cutoff=cutoff)
     inside = [key for key in by_plain if wanted and wanted in key and key not in close]
     return [by_plain[key] for key in (close + sorted(inside, key=len))[:count]]
 

@@ -74,7 +74,21 @@ OPTIMS = {
 }
 SPELLINGS: dict[str, Spelling] = {
     "model": Spelling(also=("model-name-or-path", "model-name", "model-id", "base-model", "m")),
-    "gpu": Spelling(also=("gpus", "device", "hardware", "card", "machine")),
+    "gpu": Spelling(
+        also=("gpus", "device", "hardware", "card", "machine"),
+        forms=dict.fromkeys(
+            (
+                "num-gpus",
+                "n-gpus",
+                "ngpus",
+                "gpu-count",
+                "nproc-per-node",
+                "num-processes",
+                "world-size",
+            ),
+            "{}",
+        ),
+    ),
     "memory": Spelling(also=("vram", "gpu-memory", "gpu-mem")),
     "use": Spelling(
         also=("layout", "layouts", "parallel", "strategy"),
@@ -195,7 +209,12 @@ SPELLINGS: dict[str, Spelling] = {
     "modules_to_save": Spelling(also=("lora-modules-to-save", "additional-target")),
     "quant": Spelling(
         also=("quantization", "bnb-4bit-quant-type", "quantization-bit"),
-        flags={"load-in-4bit": ("nf4", None), "load-in-8bit": ("int8", None)},
+        flags={
+            "load-in-4bit": ("nf4", None),
+            "load-in-8bit": ("int8", None),
+            "4bit": ("nf4", None),
+            "8bit": ("int8", None),
+        },
         values={
             "4bit": "nf4",
             "4-bit": "nf4",

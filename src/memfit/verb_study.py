@@ -61,9 +61,10 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
     filled = {"model": models, "gpus": how.gpus, "lengths": how.lengths, "methods": methods}
     problems += [
         Problem(
-            message=f"`{name}` is empty",
+            message="no model is given" if name == "model" else f"`{name}` is empty",
             where=name,
-            hint="give at least one; separate several by commas",
+            hint="give at least one; separate several by "
+            + ("spaces" if name == "model" else "commas"),
         )
         for name, some in {**filled, **varied}.items()
         if not some

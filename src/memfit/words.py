@@ -384,11 +384,27 @@ def one_model(words: tuple[str, ...]) -> str:
         return words[0]
     listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
     message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is given"
+    if names_gpu(words):
+        gpu = f"--gpu {words[1]}"
+        fix = (words[1], gpu)
+        raise InputError(
+            Problem(message=message, where="model", hint=f"did you mean `{gpu}`?", fix=fix)
+        )
     raise InputError.one(
         message,
         where="model",
         hint="give a hub id, a path, a name from `memfit models`, or a job file (*.yaml)",
     )
+
+
+def names_gpu(words: tuple[str, ...]) -> bool:
+    """Whether the second of two words is a GPU, or a machine with some."""
+    if len(words) != 2 or (words[1].isdecimal() and len(words[1]) < 3):
+        return False
+    try:
+        return cluster_of(words[1], "") is not None
+    except InputError:
+        return False
 
 
 def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:

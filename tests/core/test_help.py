@@ -9,7 +9,7 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from memfit.cli import commands
+from memfit.cli import commands, main
 from memfit.cli_help import EXAMPLES, FIRST, SCREEN
 from memfit.job import Job
 from memfit.verb_serving import Answering
@@ -30,6 +30,25 @@ def test_help_fits_one_screen_with_two_examples(verb: str) -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert all(example in text for example in EXAMPLES[verb])
     assert "--help-all" in text or verb in ("models", "gpus", "cache", "card", "capture")
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        (["help"], ["--help"]),
+        (["help", "plan"], ["plan", "--help"]),
+        (["-h"], ["--help"]),
+        (["plan", "-h"], ["plan", "--help"]),
+        (["version"], ["--version"]),
+    ],
+)
+def test_other_words_for_help(
+    typed: list[str], same: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == main(same) == 0
+    out, err = capsys.readouterr()
+    assert out[: len(out) // 2] == out[len(out) // 2 :]
+    assert not err
 
 
 @pytest.mark.parametrize("verb", VERBS)

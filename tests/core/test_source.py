@@ -90,6 +90,8 @@ def test_an_ambiguous_short_name_lists_what_it_could_be() -> None:
         ("qwen3:8b", "Qwen/Qwen3-8B"),
         ("gemma3", "google/gemma-3-4b-it"),
         ("llama2:7b", "meta-llama/Llama-2-7b-hf"),
+        ("llama3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", "meta-llama/Llama-3.2-3B-Instruct"),
         ("deepseek-r1:14b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"),
         ("Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B"),
         ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B"),
@@ -102,7 +104,7 @@ def test_names_of_other_tools_find_the_model_and_say_so(spec: str, name: str) ->
     assert source.name == name
     (note,) = source.problems
     assert note.level == "note"
-    assert f"`{spec}` is read as {name}" in note.message
+    assert f"`{spec.removeprefix('hf.co/')}` is read as {name}" in note.message
     assert ("with its own weights" in note.message) == (":" in spec or spec == "gemma3")
 
 
@@ -110,6 +112,16 @@ def test_ollamas_own_names_are_in_the_catalog() -> None:
     assert [name for name in OLLAMA.values() if catalog.find(name) is None] == []
     for name in LATEST:
         assert meant(name) is not None, name
+
+
+def test_a_page_of_the_hub_is_the_model_of_the_catalog() -> None:
+    source = read("https://huggingface.co/Qwen/Qwen3-8B", offline=True)
+    assert source.origin.startswith("bundled catalog")
+
+
+def test_metas_newer_names_are_the_same_models() -> None:
+    source = read("meta-llama/Llama-3.1-8B-Instruct", offline=True)
+    assert source.name == "meta-llama/Meta-Llama-3.1-8B-Instruct"
 
 
 def test_one_candidate_is_a_suggestion_and_not_a_choice() -> None:

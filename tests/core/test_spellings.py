@@ -93,6 +93,9 @@ def read(*words: str) -> dict[str, Any]:
         ("--fsdp", {"use": ("fsdp",)}),
         ("--fsdp 8", {"use": ("fsdp=8",)}),
         ("--do-eval", {"evaluate": True}),
+        ("--gpus 4 --gpu h100", {"gpu": "4xh100"}),
+        ("--gpu h100 --nproc-per-node 8", {"gpu": "8xh100"}),
+        ("--4bit", {"quant": "nf4"}),
         ("--inference --max-new-tokens 256", {"task": "inference", "new_tokens": "256"}),
         ("--lora --method lora", {"method": "lora"}),
     ],
@@ -127,6 +130,17 @@ def test_a_study_takes_the_options_of_an_estimate() -> None:
         ("--batchh 2", f"try: memfit estimate {MODEL} --batch 2"),
         ("--batchh=2", f"try: memfit estimate {MODEL} --batch=2"),
         ("--python /x", "`memfit trace` has it"),
+        ("--packing --no-packing", "`--packing` and `--no-packing` contradict each other"),
+        ("--gpu --lora", "`--gpu` needs a value"),
+        ("--gpu p4d.24xlarge --num-gpus 8", "contradict each other"),
+        ("--lr 1e-4 --gpu t4 --verbose", f"try: memfit estimate {MODEL} --gpu t4\n"),
+        ("--deepspeed zero3", "use `--use zero,stage=3`"),
+        ("--search x", "see `memfit estimate --help`"),
+        ("--method dpo", "`dpo` is not supported yet"),
+        ("--trainer axolotl", "the nearest is `--framework trl`"),
+        ("h100", f"try: memfit estimate {MODEL} --gpu h100"),
+        ("--gpus 4", "write it like `4xh100`"),
+        ("--gpu none", "hint: for any other card"),
         ("--method lorra", f"try: memfit estimate {MODEL} --method lora"),
         ("--gpus 8xrtx-4091 --optim adamx", f"try: memfit estimate {MODEL} --gpus 8xrtx-4090"),
     ],
@@ -149,6 +163,13 @@ def test_a_job_file_and_python_take_the_same_spellings(tmp_path: Path) -> None:
     job = question(str(path), {"per_device_train_batch_size": 3, "lora": True}, []).job
     assert (job.rank, job.seq, job.quant, job.method) == (8, 4096, "nf4", "lora")
     assert (job.checkpointing, job.batch, job.optimizer) == ("full", 3, "adamw")
+
+
+def test_a_key_without_effect_is_to_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: {MODEL}\nlearning_rate: 1e-4\n")
+    with pytest.raises(InputError, match="`learning_rate` does not change GPU memory"):
+        question(str(path), {}, [])
 
 
 def test_two_spellings_of_one_option_may_not_differ() -> None:

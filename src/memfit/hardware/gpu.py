@@ -210,9 +210,16 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
     if name in table("gpus") and name != "sources":
         return None
     keys = _names().get(plain(name))
+    if keys is None and name.strip().isdecimal() and len(name.strip()) < 4:
+        message = f"`{name.strip()}` is a number of GPUs, without their name"
+        hint = f"write it like `{name.strip()}xh100`"
+        return Problem(message=message, where=where, hint=hint)
     if keys is None:
         close = dict.fromkeys(
-            key for near in nearest(plain(name), _names(), 6) for key in _names()[near] if key
+            key
+            for near in nearest(plain(name), _names(), 6, cutoff=0.6)
+            for key in _names()[near]
+            if key
         )
         offer = (
             "did you mean " + ", ".join(f"`{key}`" for key in list(close)[:3]) + "? "
@@ -234,6 +241,7 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
             message=f"`{name[:80]}` comes in several memory sizes",
             where=where,
             hint=f"name the size, like {listed}; {BY_MEMORY}",
+            fix=(name, found[0].id),
         )
     return Problem(
         message=f"`{name[:80]}` names {len(found)} GPUs",

@@ -60,9 +60,12 @@ def read(
         return from_catalog(spec.removeprefix("catalog:"))
     forced = spec.startswith("hub:")
     name = spec.removeprefix("hub:")
+    if name.startswith(("hf.co/", "huggingface.co/")):  # as Ollama and llama.cpp write it
+        spec = name = name.partition("/")[2]
     page = _PAGE.fullmatch(name)
     if page:
-        name, revision, forced = page[1], revision or page[2], True
+        name, revision = page[1], revision or page[2]
+        spec, forced = name, revision is not None or catalog.find(name) is None
     elif not forced and _exists(spec):
         return _local(Path(spec).expanduser(), revision)
     if "@" in name:
@@ -136,10 +139,14 @@ def unknown(name: str) -> SourceError:
             )
         )
     if several:
-        return SourceError.one(
-            f"`{shown(name)}` could be any of {len(several)} models: {listed(several)}",
-            where="model",
-            hint="give the full name of one of them",
+        likely = min(several, key=lambda one: (one.count("-"), len(one)))  # the plainest name
+        return SourceError(
+            Problem(
+                message=f"`{shown(name)}` could be any of {len(several)} models: {listed(several)}",
+                where="model",
+                hint="give the full name of one of them",
+                fix=(name, likely),
+            )
         )
     close = catalog.nearest(name)
     offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "? " if close else ""

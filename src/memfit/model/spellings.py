@@ -112,6 +112,7 @@ def short(name: str) -> str | None:
         return None
     names = [(squeezed(one.rpartition("/")[2]), one) for one in catalog.names()]
     same = [one for plain, one in names if plain == wanted]
+    same = same or [one for plain, one in names if plain == f"meta{wanted}"]
     if not same:
         endings = [squeezed(ending) for ending in ENDINGS]
         ended = {

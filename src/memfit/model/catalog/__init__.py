@@ -96,7 +96,8 @@ class Catalog:
     def find(self, name: str) -> str | None:
         if name in self.lines:
             return name
-        meant = self.keys.get(_fold(name), ())
+        folded = _fold(name)
+        meant = self.keys.get(folded) or self.keys.get(_renamed(folded), ())
         return meant[0] if len(meant) == 1 else None
 
     def candidates(self, name: str) -> list[str]:
@@ -121,6 +122,12 @@ def _fold(name: str) -> str:
     """Case and the kind of separator do not count; where one stands does (`1.5-7B` is not
     `1.57B`)."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def _renamed(folded: str) -> str:
+    """The name under which Meta published what is now `meta-llama/Llama-3.1-8B-Instruct`; the hub
+    has both."""
+    return f"meta-llama/meta-{folded.removeprefix('meta-llama/')}"
 
 
 @lru_cache(maxsize=1)
