@@ -8,11 +8,11 @@ from dataclasses import field, replace
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.hardware.nccl import communicator
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Model, MoE
 from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.links import communicator_bytes
 from memfit.serving.paged.caches import cache_width, cached
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.stored import scheme_of
@@ -153,7 +153,7 @@ def whole(
 ) -> ServingAnswer:
     """With a GPU: what the engine's rule leaves to the cache."""
     gpu = device.gpu
-    ranks = 0 if gpu is None else communicator(gpu, setup.tensor, 1, TORCH).high
+    ranks = communicator_bytes(device, setup.tensor, TORCH)
     held = Held(
         context=0 if gpu is None or engine.unified else context(gpu).high,
         weights=weights,

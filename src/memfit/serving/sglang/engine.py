@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.hardware.nccl import communicator
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.links import communicator_bytes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.sglang.options import OPTIONS
 from memfit.serving.sglang.pools import Pools, cells, pools
@@ -140,10 +140,8 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
 def before_loading(setup: Setup, device: Device) -> int:
     """What is in use when SGLang first looks at the free memory: the context and NCCL's buffers
     (model_runner.py init_torch_distributed, 0.5.9)."""
-    if device.gpu is None:
-        return 0
-    ranks = communicator(device.gpu, setup.tensor, 1, TORCH).high
-    return context(device.gpu).low + ranks
+    ranks = communicator_bytes(device, setup.tensor, TORCH)
+    return ranks + (0 if device.gpu is None else context(device.gpu).low)
 
 
 def answer_of(

@@ -3,8 +3,8 @@ loaded, and NCCL's buffers."""
 
 from __future__ import annotations
 
-from memfit.hardware.nccl import communicator
 from memfit.serving.base import Device
+from memfit.serving.links import communicator_bytes
 from memfit.serving.vllm.setup import Setup
 from memfit.units import GIB, MIB
 
@@ -27,8 +27,8 @@ def non_torch(setup: Setup, device: Device | None) -> int:
         return ROCM
     small = setup.sm is not None and setup.sm < (8, 0)
     kernels = SMALL_KERNELS if small else KERNELS
-    if gpu is None or setup.tensor < 2:
+    if device is None or setup.tensor < 2:
         return kernels
     engine = setup.rules.engine
-    one = communicator(gpu, setup.tensor, 1, TORCH[engine])
-    return kernels + COMMUNICATORS[engine] * one.high
+    one = communicator_bytes(device, setup.tensor, TORCH[engine])
+    return kernels + COMMUNICATORS[engine] * one

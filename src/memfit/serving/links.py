@@ -1,0 +1,33 @@
+"""NCCL's buffers on the GPU of a serving engine, known or not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from memfit.constants import setting
+from memfit.hardware import GPU, all_gpus
+from memfit.hardware.nccl import communicator
+from memfit.serving.base import Device
+
+ALIKE: Annotated[
+    float, setting("GPUs with as much memory as one without a name: they differ by less")
+] = 0.02
+
+
+def communicator_bytes(device: Device, ranks: int, torch: tuple[int, int]) -> int:
+    """The most that a communicator of `ranks` GPUs in one node uses on each; where only the
+    memory of the GPU is known, on the worst NVIDIA GPU with as much."""
+    found = (device.gpu,) if device.gpu is not None else same_memory(device.total)
+    return max((communicator(gpu, ranks, 1, torch).high for gpu in found), default=0)
+
+
+def same_memory(total: int) -> tuple[GPU, ...]:
+    """NVIDIA's GPUs with about `total` bytes."""
+    return tuple(
+        gpu
+        for gpu in all_gpus()
+        if gpu.vendor == "nvidia" and abs(gpu.memory - total) < ALIKE * total
+    )
+
+
+__all__ = ["communicator_bytes"]
