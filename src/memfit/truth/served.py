@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class ServedRow:
     figures: Mapping[str, Any]
     confidence: str
     notes: str = ""
+    quantization: Mapping[str, Any] = field(default_factory=dict)  # as the log prints it
 
     @property
     def complete(self) -> bool:
@@ -186,6 +187,7 @@ def parted(value: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
 def served_row(value: Mapping[str, Any], engine: str, figures: Mapping[str, Any]) -> ServedRow:
     gpus = value.get("gpus")
     options = value.get("options")
+    quantization = value.get("quantization_config")
     return ServedRow(
         id=str(value.get("id") or "?")[:80],
         source=str(value.get("source") or "unnamed")[:400],
@@ -198,6 +200,7 @@ def served_row(value: Mapping[str, Any], engine: str, figures: Mapping[str, Any]
         figures=figures,
         confidence=str(value.get("confidence") or ""),
         notes=str(value.get("notes") or "")[:400],
+        quantization=quantization if isinstance(quantization, Mapping) else {},
     )
 
 
@@ -240,6 +243,9 @@ def judge(row: ServedRow) -> ServedOutcome:
         engine = find_engine(MAIN if row.engine == FORK else row.engine)
         measured |= engine.row_figures(row.figures)
         subject = engine.row_subject(row.model, row.options) or subject_of(row.model)
+        if row.quantization:
+            config = {**subject.config, "quantization_config": row.quantization}
+            subject = replace(subject, config=config)
         question = Question(
             subject=subject,
             devices=(device_of(row, needed=engine.needs_memory),) * max(1, row.gpus),
@@ -300,7 +306,7 @@ def device_of(row: ServedRow, *, needed: bool = True) -> Device:
     of 0 where it is unknown and not needed."""
     figures = row.figures
     gpu = gpu_of(row)
-    said = re.search(r"\(([0-9.]+) GiB\)", row.gpu)
+    said = re.search(r"\(([0-9.]+) GiB\b", row.gpu)
     total = number(figures.get("total_gpu_memory_gib")) * GIB or (
         float(said[1]) * GIB if said else 0.0
     )
