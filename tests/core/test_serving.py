@@ -124,6 +124,15 @@ def test_accuracy_reads_start_up_logs(tmp_path: Path) -> None:
         "figures": {"weights_gib": 7.5552, "kv_tokens": 422672, "total_gpu_memory_gib": 79.18},
         "confidence": "medium",
     }
+    printed = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    small = {"weights_gib": 4.0, "kv_tokens": 270000}
+    packed = {**log, "id": "0", "gpu": "RTX 4090 (47.50 GiB variant)", "figures": small}
+    (file := tmp_path / "one.jsonl").write_text(
+        json.dumps({**packed, "quantization_config": printed})
+    )
+    found = data(accuracy(file))["serving"]["vllm"]["figures"]
+    assert found["weights_gib"]["median"] < 0.1, "the quantization that the log prints"
+    assert found["kv_tokens"]["median"] < 0.1, "the memory that the row names"
     unknown = {**log, "id": "two", "model": "nobody/has-this-model"}
     vague = {**log, "id": "three", "confidence": "low"}
     file = tmp_path / "rows.jsonl"
@@ -251,6 +260,37 @@ def test_weights_may_stay_in_cpu_memory() -> None:
     assert part.host == 4 * 2**30
     assert whole.figures["weights_gib"] - part.figures["weights_gib"] == pytest.approx(4)
     assert part.figures["kv_tokens"] > whole.figures["kv_tokens"]
+
+
+def test_weights_of_bitsandbytes_by_version() -> None:
+    """Published start-up logs of Unsloth's notebooks (unslothai/notebooks): scales stay quantized
+    twice before 0.9, and room for LoRA is made behind the memory profiler before 0.8."""
+    given = {"engine": "vllm", "gpu": "t4", "quantization": "bitsandbytes", "max_model_len": 512}
+    for model, version, weights, more in (
+        ("unsloth/phi-4-bnb-4bit", "0.7.1", 8.492, {"enable_lora": True, "max_lora_rank": 16}),
+        (
+            "unsloth/mistral-7b-instruct-v0.3-bnb-4bit",
+            *("0.8.5", 4.0423),
+            {"enable_lora": True, "max_lora_rank": 32},
+        ),
+    ):
+        answer = serve(model, engine_version=version, offline=True, **given, **more)
+        assert answer.figures["weights_gib"] == pytest.approx(weights, rel=0.01)
+    newer = serve("unsloth/phi-4-bnb-4bit", engine_version="0.9.2", offline=True, **given)
+    assert newer.figures["weights_gib"] == pytest.approx(9.10, abs=0.01)
+
+
+def test_ranks_on_a_gpu_known_by_its_memory_count_nccl() -> None:
+    """vLLM 0.7.2 printed 1.54 GiB outside of torch for two GPUs of 39.5 GiB."""
+    gpu = Device(name="", total=int(39.5 * 2**30))
+    question = Question(
+        subject=subject_from(from_catalog("Qwen/Qwen2.5-14B-Instruct")),
+        devices=(gpu, gpu),
+        options={"tensor_parallel_size": 2},
+        version="0.7.2",
+    )
+    found = find_engine("vllm").answer(question)
+    assert 1.0 < found.figures["non_torch_gib"] < 1.54
 
 
 def test_weights_of_every_family_are_whole() -> None:

@@ -43,7 +43,11 @@ FBGEMM = {
 }
 # Ascend's w4a8 keeps experts in 4 bits and everything else in 8
 W4A8 = {"quant_method": "w4a8", "ignore": ["lm_head"]}
-NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+NF4 = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_use_double_quant": True,
+}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}
 # NVIDIA's own, which bring an fp8 cache along (their hf_quant_config.json)
 MODELOPT = {

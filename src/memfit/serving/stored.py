@@ -36,6 +36,7 @@ class Scheme:
     skip: tuple[str, ...] = ()
     only_experts: bool = False
     head: bool = False  # the output head is quantized, too
+    nested: bool = False  # bitsandbytes' scales are quantized once more
 
     def keeps(self, name: str) -> bool:
         """Whether the module `name` stays in 16 bits."""
@@ -129,11 +130,17 @@ def packed(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterat
 
 
 def nf4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
-    """bitsandbytes: packed halves of a byte; vLLM undoes the double quantization of the scales, so
-    each block of 64 has one in fp32 (bitsandbytes_loader.py, dequantize_dq)."""
+    """bitsandbytes: halves of bytes, and a scale in fp32 for each block of 64; nested scales
+    are a byte each, with a scale in fp32 for 256 of them and a table of 256."""
     yield matrix.count // 2
     for part in matrix.parts:
-        yield max(1, matrix.experts) * matrix.inputs * part // 64 * FLOAT
+        scales = max(1, matrix.experts) * matrix.inputs * part // 64
+        if scheme.nested:
+            yield scales
+            yield ceil(scales, 256) * FLOAT
+            yield 256 * FLOAT
+        else:
+            yield scales * FLOAT
 
 
 def mxfp4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
@@ -201,7 +208,8 @@ def read_scheme(config: Any, name: str = "") -> Scheme | None:
 # What engines can quantize 16-bit weights to while they load them.
 ONLINE: Mapping[str, Scheme] = {
     "fp8": Scheme(name="fp8", kind="fp8", bits=8),
-    "bitsandbytes": Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64),
+    # bitsandbytes_loader.py quantize_4bit(compress_statistics=True)
+    "bitsandbytes": Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64, nested=True),
 }
 
 
@@ -303,7 +311,10 @@ def read_compressed(settings: Any) -> Scheme | None:
 
 def read_bnb(settings: Any) -> Scheme:
     four = settings.get("load_in_4bit", settings.get("_load_in_4bit"))
-    return Scheme(kind="nf4", bits=4, group=64) if four else Scheme(kind="int8", bits=8)
+    nested = bool(settings.get("bnb_4bit_use_double_quant"))
+    return (
+        Scheme(kind="nf4", bits=4, group=64, nested=nested) if four else Scheme(kind="int8", bits=8)
+    )
 
 
 def read_modelopt(settings: Any) -> Scheme | None:

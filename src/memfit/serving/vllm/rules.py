@@ -23,6 +23,8 @@ class Rules:
     counted_graphs: bool = False
     unified_pages: bool = False  # layers of different page sizes can share blocks
     utilization: float = 0.9
+    counted_adapters: bool = True  # room for LoRA is made while the weights are measured
+    nested_scales: bool = False  # bitsandbytes' double quantization stays; else scales are in fp32
     large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
 
@@ -36,9 +38,21 @@ def parse(version: str) -> tuple[int, ...]:
 # From which version on what holds, each read from the source of the first version that has it and
 # of the one before; later rows add to earlier ones.
 CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
-    ((0, 0, 0), {"engine": 0, "hybrid_groups": False}),
-    ((0, 8, 0), {"engine": 1, "large_a100": True}),  # V1 by default
-    ((0, 9, 0), {"large_a100": False}),  # arg_utils.py _set_default_args_v1 (vllm#17885)
+    # worker/model_runner.py load_model makes room for LoRA behind the memory profiler
+    (
+        (0, 0, 0),
+        {
+            "engine": 0,
+            "hybrid_groups": False,
+            "nested_scales": True,
+            "counted_adapters": False,
+        },
+    ),
+    # V1 by default; load_model makes room for LoRA inside of the memory profiler
+    ((0, 8, 0), {"engine": 1, "large_a100": True, "counted_adapters": True}),
+    # arg_utils.py _set_default_args_v1 (vllm#17885); bitsandbytes_loader.py has dequantize_dq,
+    # which loader.py of 0.8 has not
+    ((0, 9, 0), {"large_a100": False, "nested_scales": False}),
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     ((0, 11, 1), {"group_slack": 1.25}),
     ((0, 12, 0), {"unified_pages": True}),  # unify_kv_cache_spec_page_size

@@ -70,6 +70,7 @@ def set_up(question: Question) -> Setup:
     )
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
     scheme = scheme_of(subject.config, problems, method=options.get("quantization"))
+    scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
     problems += list(split_problems(model, tensor, utilization))
     length = length_of(model, options, problems)
     width = width_of(model, options, problems)
@@ -106,7 +107,9 @@ def set_up(question: Question) -> Setup:
             width=width,
             scheme=scheme,
             positions=max(model.positions, length),
-            adapters=int(options.get("max_loras", 1)) if options.get("enable_lora") else 0,
+            adapters=int(options.get("max_loras", 1))
+            if options.get("enable_lora") and rules.counted_adapters
+            else 0,
             adapter_rank=int(options.get("max_lora_rank", 16)),
             adapter_vocab=int(options.get("lora_extra_vocab_size", 256))
             if model.family == "llama" and parse(question.version) < (0, 12)
