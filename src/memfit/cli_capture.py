@@ -22,7 +22,7 @@ PARAMETERS = (
         ["--setting"],
         default="",
         metavar="TEXT",
-        help="padded, autocast, half-autocast or both, like autocast-padded [default: none]",
+        help="padded, autocast, half-autocast, prefill, decode, … [default: none]",
     ),
     click.Option(["--out"], default="", metavar="FILE", help="file to write [default: none]"),
 )

@@ -68,6 +68,7 @@ class Run:
     given: dict[int, str] = field(default_factory=dict)  # block -> argument of the model
     inputs: dict[str, Ref] = field(default_factory=dict)  # in the order in which they were made
     results: dict[str, Ref] = field(default_factory=dict)  # what the model returns
+    kept: dict[str, Ref] = field(default_factory=dict)  # what its cache has afterwards
     dtype: str = "bfloat16"
     head: str = ""  # the module that makes logits
     head_block: int = -1
@@ -108,7 +109,7 @@ class Writer(Recorder):
         if name in SKIPPED or not made:
             return
         where = self.modules[-1] if self.modules else ""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not self.serving:
             attrs = {**attrs, "no_grad": True}
         if self.casts and name == "aten::_to_copy":
             attrs = {**attrs, "autocast": True}

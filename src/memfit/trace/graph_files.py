@@ -18,10 +18,11 @@ from memfit.graph import Graph, Loop, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._captured import ALONE, SETTINGS, Row, bounded, completed
+from memfit.model.families._captured import ALONE, LATE, PAST, SETTINGS, Row, bounded, completed
 from memfit.model.families._chains import ChainRow
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
+from memfit.trace.capture_generation import TOKENS, alike, passes_of
 from memfit.trace.loops import cut_down
 from memfit.trace.segments import (
     FINAL,
@@ -46,7 +47,8 @@ SILENT = re.compile(
 )
 
 
-ARGUMENTS = {"input_ids": "ids", "attention_mask": "mask"}  # by their names in a graph
+# By their names in a graph
+ARGUMENTS = {"input_ids": "ids", "attention_mask": "mask", "position_ids": "positions"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +99,12 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
     dims: list[dict[str, int]] = []
     kept_out = bounded(row.derived)
     for config, (batch, seq) in zip(row.examples, sizes, strict=False):
-        job = Job(task="pretrain", batch=batch, seq=seq, **options)
-        runs.append(forward_of(dict(config), job))
-        found = {**row.dims(text_of(row, config)), "batch": batch, "seq": seq}
+        run, length = ran(config, batch, seq, options)
+        runs.append(run)
+        found = {**row.dims(text_of(row, config)), "batch": batch, "seq": length}
         found = completed(found, row.derived)
         dims.append({key: size for key, size in found.items() if key not in kept_out})
+    serving = options.get("task") == "inference"
     solver = Solver(dims)
     solver.check()
     cut = [pieces(run, run.head) for run in runs]
@@ -129,10 +132,25 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
         kinds=kinds,
         prefix=prefix,
         carried=carried,
-        graphs=samples.templated(
+        graphs=(samples.with_buffers if serving else samples.templated)(
             graphs, cut, {name: piece_of(name, prefix, kinds) for name in graphs}, solver, dtype
         ),
     )
+
+
+def ran(
+    config: Mapping[str, Any], batch: int, seq: int, options: Mapping[str, Any]
+) -> tuple[Run, int]:
+    """A training forward, or one pass of `generate`; and how many tokens attention sees in it."""
+    if options.get("task") != "inference":
+        return forward_of(dict(config), Job(task="pretrain", batch=batch, seq=seq, **options)), seq
+    given = {key: value for key, value in options.items() if key != "pass"}
+    job = Job(batch=batch, seq=seq, new_tokens=TOKENS, **given)
+    number = options["pass"]
+    passes = passes_of(dict(config), job)
+    if number and not all(alike(passes[number], one) for one in passes[1:]):
+        raise Refused("passes over one token differ")
+    return passes[number], seq + number
 
 
 def text_of(row: Row, config: Mapping[str, Any]) -> Fields:
@@ -233,14 +251,24 @@ def layer_graphs(
 def argument(title: str) -> str:
     """What graphs call an argument of the model."""
     name = title.removeprefix(INPUT)
-    return ARGUMENTS.get(name, name)
+    return of_cache(name) if name.startswith(PAST) else ARGUMENTS.get(name, name)
+
+
+def of_cache(name: str) -> str:
+    """`past.keys` of `past.3.keys`: what a layer's graph calls a tensor of its own cache."""
+    return PAST + name.removeprefix(PAST).partition(".")[2]
 
 
 def carried_from_start(run: Mapping[str, Piece], layers: Sequence[str]) -> str:
     """The value of the start that the first layer reads and no other one, with the shape of what
     that layer hands on."""
     first = [title for title in run[layers[0]].given if title.startswith(f"{START}:")]
-    shapes = {run[layers[0]].values[one].ref.shape for one in run[layers[0]].left.values()}
+    last = run[layers[0]]
+    shapes = {
+        last.values[one].ref.shape
+        for name, one in last.left.items()
+        if not name.startswith((PAST, LATE))
+    }
     others = {title for name in (*layers[1:], FINAL) if name in run for title in run[name].given}
     own = [title for title in first if title not in others]
     own = [one for one in own if run[START].values[run[START].left[one]].ref.shape in shapes]
@@ -263,6 +291,8 @@ def roles_of(piece: Piece, before: str, carried: str, number: int) -> dict[str, 
         if title == carried or (number and origin == before):
             roles[title] = "x"
         elif title.startswith(INPUT):
+            if title.startswith(INPUT + PAST) and title.split(".")[1] != f"{number}":
+                raise Refused(f"`{piece.name}` reads the cache of layer {title.split('.')[1]}")
             roles[title] = argument(title)
         elif origin != START:
             raise Refused(f"`{piece.name}` reads what `{origin}` made")
@@ -272,10 +302,12 @@ def roles_of(piece: Piece, before: str, carried: str, number: int) -> dict[str, 
 
 
 def leaving_of(run: Mapping[str, Piece], name: str, after: str) -> dict[str, str]:
-    found = {title: "x" for title in run[name].left if title in run[after].given}
-    if len(found) != 1 or len(run[name].left) != 1:
-        raise Refused(f"`{name}` leaves {len(run[name].left)} values to others")
-    return found
+    past = {title: of_cache(title) for title in run[name].left if title.startswith(PAST)}
+    others = {one for one in run[name].left if not one.startswith((PAST, LATE))}
+    found = {title: "x" for title in others if title in run[after].given}
+    if len(found) != 1 or len(others) != 1:
+        raise Refused(f"`{name}` leaves {len(others)} values to others")
+    return found | past
 
 
 def start_graph(
@@ -283,7 +315,7 @@ def start_graph(
 ) -> Graph:
     titles = [title for title in cut[0][START].given if title.startswith(INPUT)]
     roles = {title: argument(title) for title in titles}
-    if unknown := sorted(set(roles.values()) - {"ids", "mask"}):
+    if unknown := sorted(set(roles.values()) - {"ids", "mask", "positions"}):
         raise Refused(f"the model reads `{unknown[0]}`")
     return graph_from([run[START] for run in cut], "", solver, dtype, roles, leaving)
 

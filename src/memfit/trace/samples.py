@@ -56,6 +56,34 @@ def templated(
     return found
 
 
+def with_buffers(
+    graphs: dict[str, Graph],
+    cut: Sequence[Mapping[str, Piece]],
+    places: Mapping[str, str],
+    solver: Solver,
+    dtype: str,
+) -> dict[str, Graph]:
+    """The graphs of passes without gradients: what kernels allocate for themselves alone."""
+    found: dict[str, Graph] = {}
+    known: dict[str, dict[str, Template]] = {}
+    with sampling():
+        for name, graph in graphs.items():
+            calls = [run[places[name]].calls for run in cut]
+            ops = []
+            for number, op in enumerate(graph.ops):
+                if op.name not in OPERATORS or op.name in SPECIAL:
+                    same = [one[number] for one in calls]
+                    key = repr([one.sample for one in same])
+                    if key not in known:
+                        own = template(op, same, "", solver, dtype)
+                        takes = any(event[0] == "alloc" for event in own.forward)
+                        known[key] = {"": own} if takes else {}
+                    op = replace(op, templates=known[key])
+                ops.append(op)
+            found[name] = replace(graph, ops=tuple(ops))
+    return found
+
+
 @contextlib.contextmanager
 def sampling() -> Iterator[None]:
     device = cuda.Device(version=tuple(int(one) for one in torch.__version__.split(".")[:2]))  # type: ignore[arg-type]

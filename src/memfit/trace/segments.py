@@ -9,6 +9,7 @@ from typing import Any
 
 from memfit.graph import Graph, Op, Value
 from memfit.graph.solve import Solver, Unsolved
+from memfit.model.families._captured import LATE, PAST
 from memfit.trace.capture import Call, Ref, Run
 from memfit.trace.paths import layer_of
 
@@ -54,6 +55,7 @@ def pieces(run: Run, head: str) -> dict[str, Piece]:
             builder.freed(one)
         else:
             builder.call(one, name)
+    builder.keep(run.kept)
     return builder.finished()
 
 
@@ -192,6 +194,20 @@ class Builder:
         own = piece.values[self.bring(place, value.ref, piece)]
         own.until = len(piece.calls)
 
+    def keep(self, kept: Mapping[str, Ref]) -> None:
+        """What a cache has when the pass is over leaves the segments that made or changed it. So
+        does what a layer returns and no other one reads, until the next layer has returned."""
+        for name, ref in kept.items():
+            place = self.latest.get(key(ref)) or self.root.get(ref.block)
+            if place is not None:
+                self.done[place[0]].left[name] = place[1]
+        for piece in self.done.values():
+            known = {*piece.left.values(), *piece.given.values()}
+            for value in piece.values if kept and layer_of(piece.name) else ():
+                late = value.of is None and value.gone not in ("", piece.name)
+                if late and value.id not in known:
+                    piece.left[f"{LATE}{value.id}"] = value.id
+
     def finished(self) -> dict[str, Piece]:
         return {name: self.done[name] for name in self.order}
 
@@ -235,7 +251,11 @@ def graph_from(
         differs = first_difference(first, other, prefix)
         if differs:
             raise Refused(f"`{first.name}`: {differs}")
-    values, outside = [], set(first.given.values())
+    past = {one for name, one in first.given.items() if name.startswith(INPUT + PAST)}
+    values, outside = [], set(first.given.values()) - past
+    for place in past:
+        if first.values[place].until is None and first.values[place].gone:
+            raise Refused(f"`{first.name}` leaves it to another piece to free what a cache had")
     for place, made in enumerate(first.values):
         refs = [one.values[place].ref for one in runs]
         try:

@@ -36,9 +36,12 @@ TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 # Kernels of attention pad other heads, and what follows then copies (aten attention.cpp).
 HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
 ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
+PAST = "past."  # begins the names of a cache's tensors
+LATE = "late."  # those of what a layer returns and no other one reads
 HERE = "libraries/transformers/graphs"
 # What a graph is captured with, by the end of its file's name. Autocast casts, or not, by the
-# weights' dtype; padded batches have masks.
+# weights' dtype; padded batches have masks. Generation has two kinds of passes: the prompt's, and
+# those of one token each, of which the second stands for all.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "": {"precision": "bf16", "packing": True},
     "padded": {"precision": "bf16", "packing": False},
@@ -46,7 +49,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "autocast-padded": {"precision": "autocast-bf16", "packing": False},
     "half-autocast": {"precision": "bf16-autocast", "packing": True},
     "half-autocast-padded": {"precision": "bf16-autocast", "packing": False},
+    "prefill": {"task": "inference", "precision": "bf16", "pass": 0},
+    "decode": {"task": "inference", "precision": "bf16", "pass": 2},
 }
+GENERATION = ("prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +224,7 @@ def model_of(
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         towers=towers,
+        own_positions=row.tower is not None,
         caching=row.tower is not None and fields.flag("use_cache", default=True),
         heads=("image-text",) if row.tower is not None else ("causal-lm",),
         logit_scale=row.scaled,
@@ -368,6 +375,9 @@ def ratio(fields: Fields, dims: Dims, large: str, small: str) -> None:
 
 
 __all__ = [
+    "GENERATION",
+    "LATE",
+    "PAST",
     "ROWS",
     "SETTINGS",
     "Graphs",
