@@ -97,12 +97,17 @@ def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
     frozen = job.training and job.method != "full"
     checkpointed = job.training and job.checkpointing != "none"
     scores = (checkpointed or job.evaluate or not job.training) and (
-        job.attention == "eager" or not runs_sdpa(model)
+        job.attention == "eager" or not runs_sdpa(model) or late(model, job)
     )
     return Ends(
         frozen or scores or (checkpointed and job.checkpointing == "every"),
         job.liger or "norms" in job.unsloth,
     )
+
+
+def late(model: Model, job: Job) -> bool:
+    """Whether captured layers may return what the next one frees."""
+    return model.graphs is not None and not (model.encodes or job.training)
 
 
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:

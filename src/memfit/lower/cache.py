@@ -35,6 +35,9 @@ class Cache:
     counts: dict[str, Tensor] = field(
         default_factory=dict
     )  # a layer's own length, where it is a tensor
+    states: dict[str, dict[str, Tensor]] = field(
+        default_factory=dict
+    )  # of captured layers, in place of `layers`: their tensors by the names in their graph
     past: dict[str, tuple[Tensor, Tensor]] = field(
         default_factory=dict
     )  # what a tuple cache still holds of the pass before

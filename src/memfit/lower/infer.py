@@ -8,7 +8,7 @@ from dataclasses import field
 from memfit.formats import BOOL, FP32, INT64
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.lower import infer_stage, ops, quantized_cache, versions
+from memfit.lower import captured, infer_stage, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
@@ -73,6 +73,8 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
             said.positions = counted(r, said, job.seq + step)
         if cache is not None:
             skip_to(r, cache, job.seq + step - 1, step)
+            if cache.states:
+                captured.skip_to(r, program, cache, job.seq + step - 1, step)
             r.mark("decode", "", step)
         given = (
             ops.integers(r, (said.rows, said.length), "clone")

@@ -1,5 +1,5 @@
 """What captured graphs answer: training with SDPA attention, on one GPU or with data spread over
-several. Everything else goes to the trace."""
+several, and generation with a growing cache. Everything else goes to the trace."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = ("transformers", "trl")
 LAYOUTS = ("ddp", "fsdp", "zero")  # whole layers stay on every rank, or are gathered whole
+SHORTEST = 8  # tokens of a prompt; convolutions over fewer than their width pad them
 ATTENTION = ("sdpa", "flash", "efficient", "math", "cudnn")
 
 
@@ -37,9 +38,9 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     job, strategy = program.job, program.strategy
     if job.framework not in FRAMEWORKS:
         yield f"as `{job.framework}` runs it", "job.framework"
-    if not job.training:
-        yield "for inference", "job.task"
-    if not program.model.encodes and setting_of(program) not in program.model.graphs.settings:
+    if not job.training and not program.model.encodes:
+        yield from of_generation(program)
+    elif not program.model.encodes and setting_of(program) not in program.model.graphs.settings:
         autocast = "autocast" in setting_of(program)
         yield f"in `{job.precision}`", "job.precision" if autocast else "job.packing"
     if job.attention not in ATTENTION:
@@ -49,7 +50,7 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     for name, layout in strategy.uses():
         if layout.size > 1 and name not in LAYOUTS:
             yield f"with `{name}`", f"use {name}"
-    if strategy.size("ddp") > 1 and any(map(stands_still, graphs_of(program))):
+    if job.training and strategy.size("ddp") > 1 and any(map(stands_still, graphs_of(program))):
         yield "with `ddp`, which stops at weights without a gradient", "use ddp"
     if strategy.zero is not None and strategy.zero.stage == 3:
         yield "with ZeRO-3", "use zero.stage"
@@ -57,6 +58,30 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     if job.version("transformers") != captured:
         version = ".".join(map(str, job.version("transformers")))
         yield f"of transformers {version}", "job.versions"
+
+
+def of_generation(program: Program) -> Iterator[tuple[str, str]]:
+    """What `generate` may do that was not captured."""
+    job, strategy = program.job, program.strategy
+    if not {"prefill", "decode"} <= program.model.graphs.settings:
+        yield "for inference", "job.task"
+    if program.autocast:
+        yield f"for inference in `{job.precision}`", "job.precision"
+    if job.cache != "dynamic":
+        yield f"with `cache` = {job.cache}", "job.cache"
+    if job.beams > 1:
+        yield "with beams", "job.beams"
+    if job.new_tokens == 0:
+        yield "for a single forward pass", "job.new_tokens"
+    if job.logits != "last":
+        yield "with the logits of the whole prompt", "job.logits"
+    if job.seq < SHORTEST:
+        yield f"for prompts of fewer than {SHORTEST} tokens", "job.seq"
+    if job.images:
+        yield "with images", "job.images"
+    for name, layout in strategy.uses():
+        if layout.size > 1 and name in LAYOUTS and name != "ddp":
+            yield f"for inference with `{name}`", f"use {name}"
 
 
 def of_chain(program: Program) -> Iterator[tuple[str, str]]:

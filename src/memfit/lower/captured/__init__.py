@@ -11,9 +11,12 @@ from memfit.techniques.captured_graphs import setting_of
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
+    from memfit.lower.cache import Cache
     from memfit.lower.captured.run import Evaluation
     from memfit.lower.context import Context
     from memfit.lower.programs import Programs
+    from memfit.lower.recorder import Recorder
+    from memfit.program import Program
 
 
 def programs(own: Programs, model: Model) -> Programs:
@@ -29,19 +32,29 @@ def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
     """The graph of this name with the dimensions of the pass."""
     from memfit.lower.captured.run import evaluation  # written programs start without graphs
 
-    graphs = model.graphs
-    batch, tokens = int(ctx.batch), int(ctx.tokens)
-    graph = graphs.of(name, batch, setting_of(ctx.program))
-    return evaluation(graph, graphs.whole(batch, tokens))
+    graphs, batch = model.graphs, int(ctx.batch)
+    graph = graphs.of(name, batch, setting(ctx))
+    return evaluation(graph, graphs.whole(batch, ctx.keys))
+
+
+def setting(ctx: Context) -> str:
+    """The setting whose graphs a pass runs."""
+    if ctx.cache is None or ctx.job.training:
+        return setting_of(ctx.program)
+    return "decode" if ctx.cache.seen else "prefill"
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From token ids to the first layer's input; what every layer reads is left in the context."""
     module = next(one for one in model.embed if isinstance(one, Captured))
-    given = {"ids": ids} if ctx.job.packing else {"ids": ids, "mask": ctx.inputs[2]}
+    given = {"ids": ids}
+    if ctx.positions is not None:
+        given["positions"] = ctx.positions
+    elif not ctx.job.packing:
+        given["mask"] = ctx.inputs[2]
     found = evaluated("start", model, ctx).run(given, ctx, bound, module.by_name)
     ctx.shared = {name: one for name, one in (given | found).items() if name not in ("ids", "x")}
-    if model.graphs.holds(setting_of(ctx.program)):
+    if model.graphs.holds(setting(ctx)):
         ctx.shared["held"] = found["x"].detach()
     return found["x"]
 
@@ -51,8 +64,51 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     piece = layer.captured
     assert piece is not None
     run = evaluated(piece.graph, ctx.program.model, ctx)
+    if ctx.cache is not None and not ctx.job.training:
+        return cached(x, run, ctx.cache, piece, bound, ctx)
     caches = ctx.caches if ctx.cache is not None else None
     return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name, caches=caches)["x"]
+
+
+def cached(
+    x: Tensor, run: Evaluation, cache: Cache, piece: Captured, bound: Bound, ctx: Context
+) -> Tensor:
+    """A layer with the tensors of its cache, of which it lets go where it makes new ones."""
+    from memfit.model.families._captured import LATE, PAST
+
+    state = cache.states.pop(bound.prefix, {})
+    given = {"x": x, **ctx.shared, **state}
+    state.clear()
+    found = run.run(given, ctx, bound, piece.by_name, given)
+    kept = {name: one for name, one in given.items() if name.startswith(PAST)}
+    kept |= {name: one for name, one in found.items() if name.startswith(PAST)}
+    ctx.results += [one for name, one in found.items() if name.startswith(LATE)]
+    if kept:
+        cache.states[bound.prefix] = kept
+    return found["x"]
+
+
+def skip_to(r: Recorder, program: Program, cache: Cache, length: int, step: int) -> None:
+    """Bring the tensors of a cache to the sizes that they have before this pass, where passes in
+    between were not walked."""
+    from memfit.lower.captured.run import evaluation
+
+    graphs = program.model.graphs
+    kinds = {program.model.path(one.number): one.layer.captured for one in program.entries}
+    for where, state in cache.states.items():
+        piece = kinds[where]
+        assert piece is not None
+        batch = next(iter(state.values())).shape[0]
+        graph = graphs.of(piece.graph, batch, "decode")
+        run = evaluation(graph, graphs.whole(batch, length + 1))
+        shapes = {name: run.specs[graph.inputs[name]].shape for name in state}
+        longer = [name for name, one in state.items() if one.shape != shapes[name]]
+        if not longer:
+            continue
+        r.mark("decode", where, step)
+        formats = {name: state.pop(name).format for name in longer}
+        for name, format in formats.items():
+            state[name] = r.tensor(shapes[name], format, "cat", "kv_cache")
 
 
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
@@ -66,4 +122,4 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
 
 
-__all__ = ["final", "layer", "programs", "start"]
+__all__ = ["final", "layer", "programs", "skip_to", "start"]

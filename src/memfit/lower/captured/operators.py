@@ -51,7 +51,7 @@ def format_of(step: Step, index: int, args: list[Tensor | None], frame: Frame) -
 def fresh(step: Step, args: list[Tensor | None], frame: Frame, index: int = 0) -> Tensor:
     spec = step.outs[index]
     name = step.op.name.partition(".")[0]
-    out = frame.ctx.r.tensor(spec.shape, format_of(step, index, args, frame), name)
+    out = frame.ctx.r.tensor(spec.shape, format_of(step, index, args, frame), name, spec.part)
     out.strides = spec.strides
     return out
 

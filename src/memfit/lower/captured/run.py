@@ -13,6 +13,8 @@ from memfit.graph.layer import Template
 from memfit.lower.stacks import Replaced
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Shape, Tensor
+from memfit.model.families._captured import PAST
+from memfit.tape import Part
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
@@ -30,6 +32,7 @@ class Spec:
     strides: Strides
     format: str
     view: bool
+    part: Part | None = None  # where it is not one of the activations
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,22 +114,23 @@ class Evaluation:
         }
         roots: dict[int, list[int]] = {}
         for one in graph.values:
-            root = one
-            while root.of is not None:
-                root = values[root.of]
-            roots.setdefault(root.id, []).append(one.id)
+            roots.setdefault(root_of(one.id, values), []).append(one.id)
         until: dict[int, list[int]] = {}
         given = set(graph.inputs.values())
         for root_id, members in roots.items():
             last = values[root_id].until
-            if last is not None and root_id not in given:
-                until.setdefault(last, []).extend(members)
+            if last is not None:
+                own = [one for one in members if one not in given]
+                until.setdefault(last, []).extend(own)
         letting_go: dict[int, list[str]] = {}
         for name, number in graph.inputs.items():
             moment = values[number].until
             if moment is not None:
                 letting_go.setdefault(moment, []).append(name)
         self.unread = tuple(letting_go.get(0, ()))  # of no use to this graph
+        for name, number in graph.outputs.items():
+            if name.startswith(PAST):
+                self.specs[root_of(number, values)].part = "kv_cache"
         # Made here and left to others, though no output: a cache has these, and so their graph.
         made = {number for op in graph.ops for number in op.outputs} - {*graph.outputs.values()}
         self.cached = tuple(
@@ -214,6 +218,13 @@ class Evaluation:
         if caches is not None:
             caches += [env[number] for number in self.cached if number in env]
         return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
+
+
+def root_of(number: int, values: Mapping[int, Value]) -> int:
+    """The value whose storage a value has."""
+    while (of := values[number].of) is not None:
+        number = of
+    return number
 
 
 def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
