@@ -10,11 +10,12 @@ import pytest
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.job import Job
+from memfit.libraries.bitsandbytes.check import whole
 from memfit.lower import lower
 from memfit.model import catalog
 from memfit.model.families import build, find
 from memfit.model.modules import Model
-from memfit.tape import Alloc
+from memfit.tape import Alloc, Free
 from memfit.techniques.base import TRACE
 from memfit.uses import strategy_from
 
@@ -25,6 +26,7 @@ SEEING = (
     "qwen3_vl",
     "qwen3_vl_moe",
     "qwen3_5",
+    "gemma4",
     "mistral3",
     "llava",
 )
@@ -77,6 +79,45 @@ def states(model: Model, job: Job) -> int:
         for one in lower(model, job).events
         if isinstance(one, Alloc) and one.part == "optimizer"
     )
+
+
+def test_gemma_4_scales_words_within_the_embedding() -> None:
+    """So that with adapters what is looked up is let go, and its multiple begins the gradients."""
+    events = lower(build(example("gemma4")), Job(seq=64, method="lora")).events
+    found = next(one for one in events if isinstance(one, Alloc) and one.op == "embedding")
+    freed = next(place for place, one in enumerate(events) if one == Free(found.id))
+    layers = (
+        place
+        for place, one in enumerate(events)
+        if isinstance(one, Alloc) and ".layers.0." in one.where and one.part == "activations"
+    )
+    assert freed < next(layers)
+
+
+def test_gemma_4_keeps_the_projector_of_its_tower_unquantized() -> None:
+    """The module of its last parameter, which follows the language model."""
+    model = build(example("gemma4"))
+    assert whole(model) == ("lm_head", "model.embed_vision.embedding_projection")
+    assert whole(build(example("qwen3_5")))[-1] != model.last
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_head_dim": 256}, "heads of these sizes"),
+        ({"hidden_size_per_layer_input": None}, "`hidden_size_per_layer_input` = 256"),
+        ({"attention_k_eq_v": False}, "`attention_k_eq_v` = false"),
+        ({"use_bidirectional_attention": "all"}, "this `use_bidirectional_attention`"),
+    ],
+)
+def test_other_models_of_gemma_4_go_to_the_trace(change: dict[str, Any], message: str) -> None:
+    config = example("gemma4")
+    text = {**config["text_config"], **change}
+    text = {key: value for key, value in text.items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        build({**config, "text_config": text})
+    with pytest.raises(InputError, match="an audio tower"):
+        build({**config, "audio_config": {"hidden_size": 32}})
 
 
 def test_its_head_is_one_that_sees() -> None:

@@ -137,6 +137,20 @@ def test_layers_that_stand_for_others_change_no_peak_of_generation(name: str) ->
     assert (whole.allocated, whole.parts) == (short.allocated, short.parts)
 
 
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.window])
+def test_a_window_that_cuts_sequences_needs_a_mask(name: str) -> None:
+    """As of sequences of its own length, not of shorter ones."""
+    row = ROWS[name]
+    config = unseen(row)
+    (config[row.text] if row.text else config)[row.window] = 120
+    job = Job(batch=2, seq=120, method="lora", optimizer="sgd")
+    model = build(config)
+    ours, theirs = memory(lower(model, job)).allocated, memory(trace_config(config, job)).allocated
+    assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
+    start = model.graphs.of("start", 2, 120, "")
+    assert start is not model.graphs.of("start", 2, 119, "")
+
+
 def test_four_bits_hand_on_the_dtype_of_their_input() -> None:
     """Under autocast, too, where other layers make 16 bits of fp32: residuals become fp32."""
     case = {**TRL, "batch": 2, "packing": False, "precision": "bf16-autocast", "method": "qlora"}

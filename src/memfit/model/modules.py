@@ -469,6 +469,7 @@ class Model:
         # held beside the language model and idle while it reads text (a vision tower and its
         # projector)
     ] = ()
+    last: str = ""  # the module of the last parameter, where it is one of the towers'
     stored: tuple[Stored, ...] = field(
         default=(), repr=False
     )  # exact blocks of a quantized file, in place of the weights below

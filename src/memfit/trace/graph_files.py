@@ -18,7 +18,17 @@ from memfit.graph import Graph, Loop, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._captured import ALONE, LATE, PAST, SETTINGS, Row, bounded, completed
+from memfit.model.families._captured import (
+    ALONE,
+    LATE,
+    LONG,
+    PAST,
+    SETTINGS,
+    SHORT,
+    Row,
+    bounded,
+    completed,
+)
 from memfit.model.families._chains import ChainRow
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
@@ -71,15 +81,45 @@ def family_file(row: Row, chosen: str = "") -> dict[str, Any]:
     options = SETTINGS[chosen]
     try:
         general = setting(row, row.sizes, options)
-        single = setting(row, [(1, seq) for _, seq in row.sizes], options)
-        graphs = dict(general.graphs)
-        for name, graph in single.graphs.items():
-            if outline(graph) != outline(graphs[name]):
-                graphs[f"{name}{ALONE}"] = graph
+        graphs = by_batch(row, general, options)
+        if row.window:
+            short = replace(row, examples=tuple(windowed(row, one) for one in row.examples))
+            graphs |= by_window(
+                graphs, by_batch(short, setting(short, row.sizes, options), options)
+            )
         whole = written(row, general, graphs)
         return {"family": row.name, "setting": chosen, **part(whole)} if chosen else whole
     except (Refused, Unsolved) as bad:
         raise InputError.one(f"`{row.name}` cannot be captured: {bad}", where="model") from None
+
+
+def by_batch(row: Row, general: Setting, options: Mapping[str, Any]) -> dict[str, Graph]:
+    """The graphs, and those of a single sequence where they differ."""
+    single = setting(row, [(1, seq) for _, seq in row.sizes], options)
+    graphs = dict(general.graphs)
+    for name, graph in single.graphs.items():
+        if outline(graph) != outline(graphs[name]):
+            graphs[f"{name}{ALONE}"] = graph
+    return graphs
+
+
+def by_window(whole: Mapping[str, Graph], cut: Mapping[str, Graph]) -> dict[str, Graph]:
+    """The graphs of sequences that a window cuts, of pieces where one of them differs."""
+    names = [name for name in cut if not name.endswith(ALONE)]
+    found: dict[str, Graph] = {}
+    for name in names:
+        some = [one for one in (name, f"{name}{ALONE}") if one in cut]
+        before = [one for one in (name, f"{name}{ALONE}") if one in whole]
+        if some != before or any(outline(cut[one]) != outline(whole[one]) for one in some):
+            found |= {one.replace(name, f"{name}{LONG}"): cut[one] for one in some}
+    return found
+
+
+def windowed(row: Row, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An example with a window that cuts its sequences."""
+    if row.text:
+        return {**config, row.text: {**config[row.text], row.window: SHORT}}
+    return {**config, row.window: SHORT}
 
 
 def part(whole: Mapping[str, Any]) -> dict[str, Any]:

@@ -188,6 +188,8 @@ def axes(shapes: Sequence[Sequence[int]], solver: Solver) -> list[str | int]:
 
 def gradients(runs: Sequence[list[Any]], solver: Solver) -> tuple[Any, ...]:
     found: list[Any] = []
+    if len({len(one) for one in runs}) > 1:
+        raise Unsolved("it reads more tensors in longer sequences")
     for some in zip(*runs, strict=True):
         if some[0] is None:
             found.append(None)

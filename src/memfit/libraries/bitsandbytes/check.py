@@ -36,6 +36,8 @@ def whole(model: Model) -> tuple[str, ...]:
         end = list(model.weights())[-1].name  # of a bias the name, which no layer has
         found = (model.head.name, end.removesuffix(".weight") if end.endswith(".weight") else "")
         return tuple(filter(None, found))
+    if model.tied and model.last:
+        return model.head.name, model.last
     blocks = model.layers[-1].blocks
     last = blocks[-1].mixer if blocks else None
     if (

@@ -33,7 +33,7 @@ def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
     from memfit.lower.captured.run import evaluation  # written programs start without graphs
 
     graphs, batch = model.graphs, int(ctx.batch)
-    graph = graphs.of(name, batch, setting(ctx))
+    graph = graphs.of(name, batch, ctx.keys, setting(ctx))
     return evaluation(graph, graphs.whole(batch, ctx.keys))
 
 
@@ -99,7 +99,7 @@ def skip_to(r: Recorder, program: Program, cache: Cache, length: int, step: int)
         piece = kinds[where]
         assert piece is not None
         batch = next(iter(state.values())).shape[0]
-        graph = graphs.of(piece.graph, batch, "decode")
+        graph = graphs.of(piece.graph, batch, length + 1, "decode")
         run = evaluation(graph, graphs.whole(batch, length + 1))
         shapes = {name: run.specs[graph.inputs[name]].shape for name in state}
         longer = [name for name, one in state.items() if one.shape != shapes[name]]

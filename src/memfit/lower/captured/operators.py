@@ -370,10 +370,7 @@ def attention(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tens
 @operator("embedding")
 def embedding(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     weight, ids = tensors(args)
-    out = ops.embedding(frame.ctx.r, ids, weight)
-    if frame.ctx.program.input_gradients and not out.needs:
-        out.needs = True
-    return (out,)
+    return (ops.embedding(frame.ctx.r, ids, weight),)
 
 
 @operator("index.Tensor")

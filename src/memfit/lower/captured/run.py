@@ -47,6 +47,7 @@ class Step:
     runs: bool = True  # not where a result that it makes is not asked for
     follows: bool = False  # its result has the dtype of its operands, all of the model's own
     releases: tuple[str, ...] = ()  # inputs that nothing refers to once it has run
+    leaf: bool = False  # it makes the result of an embedding module
 
 
 Run: TypeAlias = "Callable[[Step, list[Tensor | None], Frame], tuple[Tensor, ...]]"
@@ -140,7 +141,7 @@ class Evaluation:
             for one in members
             if values[one].until is None
         )
-        wide = upcasts(graph)
+        wide, leaves = upcasts(graph), embedded(graph)
         self.steps = tuple(
             Step(
                 op=op,
@@ -150,6 +151,7 @@ class Evaluation:
                 follows=follows(op, values),
                 dims=dims,
                 releases=tuple(letting_go.get(number + 1, ())),
+                leaf=number in leaves,
             )
             for number, op in enumerate(graph.ops)
         )
@@ -248,7 +250,22 @@ def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
         frame,
     )
     r.grad = before
+    if step.leaf and frame.ctx.program.input_gradients:
+        for one in results:
+            one.needs = True  # enable_input_require_grads
     env.update(zip(op.outputs, results, strict=True))
+
+
+def embedded(graph: Graph) -> frozenset[int]:
+    """The operations that make the results of embedding modules, which may scale what they look
+    up."""
+    found = set()
+    for number, op in enumerate(graph.ops):
+        if op.name == "embedding":
+            places = [one.where for one in graph.ops[number:]]
+            other = (place for place, where in enumerate(places) if where != op.where)
+            found.add(number + next(other, len(places)) - 1)
+    return frozenset(found)
 
 
 def needed(graph: Graph, outputs: Mapping[str, int]) -> frozenset[int]:

@@ -38,6 +38,8 @@ HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
 ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
 PAST = "past."  # begins the names of a cache's tensors
 LATE = "late."  # those of what a layer returns and no other one reads
+LONG = "@long"  # the same of sequences that a sliding window cuts, which need a mask
+SHORT = 48  # a window that cuts the sequences of every example
 HERE = "libraries/transformers/graphs"
 # What a graph is captured with, by the end of its file's name. Autocast casts, or not, by the
 # weights' dtype; padded batches have masks. Generation has two kinds of passes: the prompt's, and
@@ -59,8 +61,9 @@ GENERATION = ("prefill", "decode")
 class Row:
     """One family: `dims` and `kinds` read a config; `examples` are the configurations that it is
     captured with, unrelated in all dimensions. `text`: the part of a config that they read.
-    `tower`: the weights that lie beside the language model, from the config's `vision_config`;
-    their names begin with `idle`."""
+    `tower`: the weights that lie beside the language model, from the whole config; their names
+    begin with one of `idle`. `window`: the field of a sliding window's size; the examples' windows
+    are beyond their sequences, and `SHORT` when they are captured once more."""
 
     name: str
     dims: Callable[[Fields], Dims]
@@ -76,7 +79,10 @@ class Row:
     positions: str = "max_position_embeddings"
     text: str = ""
     tower: Tower | None = None
-    idle: str = "model.visual."
+    idle: tuple[str, ...] = ("model.visual.",)
+    window: str = ""
+    last: str = ""  # as of `Model`
+    own_positions: bool = False  # as of `Model`
     scaled: bool = False  # logits are divided by a number
     softcap: str = ""  # the field whose number bounds logits, where it is given
 
@@ -91,10 +97,13 @@ class Graphs:
     dims: Mapping[str, int]
     derived: Mapping[str, tuple[str, ...]]
     origin: Mapping[str, str]  # the class, its file and checksum, and the versions
+    window: int = 0
 
-    def of(self, name: str, batch: int, setting: str) -> Graph:
+    def of(self, name: str, batch: int, seq: int, setting: str) -> Graph:
         """The graph of this name for a batch of this size."""
         graphs = self.all(setting)
+        if self.window and seq >= self.window:  # transformers 5.23 masking_utils.py
+            name = f"{name}{LONG}" if f"{name}{LONG}" in graphs else name
         alone = graphs.get(f"{name}{ALONE}") if batch == 1 else None
         return graphs[name] if alone is None else alone
 
@@ -184,11 +193,12 @@ def model_of(
     tied = fields.flag("tie_word_embeddings", default=row.tied)
     said = fields.value("dtype", "torch_dtype", default=None) is not None
     outer, fields = fields, fields.section(row.text) if row.text else fields
-    towers = () if row.tower is None else row.tower(outer.section("vision_config"))
+    towers = () if row.tower is None else row.tower(outer)
     if towers and any("ForCausalLM" in one for one in classes(outer)):
         outer.blame("architectures", f"no captured graph of `{row.name}` without its tower", TRACE)
     dims, kinds = row.dims(fields), list(row.kinds(fields))
     positions = fields.count(row.positions, default=2048, high=2**40)
+    window = fields.count(row.window, default=SHORT) if row.window else 0
     dtype = outer.dtype() if said else fields.dtype()
     share = row.active(fields) if row.active is not None else (1, 1)
     unlike(row, fields, data, dims)
@@ -224,7 +234,8 @@ def model_of(
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         towers=towers,
-        own_positions=row.tower is not None,
+        own_positions=row.own_positions,
+        last=row.last if towers else "",
         caching=row.tower is not None and fields.flag("use_cache", default=True),
         heads=("image-text",) if row.tower is not None else ("causal-lm",),
         logit_scale=row.scaled,
@@ -235,6 +246,7 @@ def model_of(
             dims={**data["constants"], **dims},
             derived=row.derived,
             origin=data["origin"],
+            window=window,
         ),
     )
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memfit.model.config import Fields
 from memfit.model.families._captured import Row, captured
 from memfit.model.families._towers import qwen3_tower
 from memfit.model.families.qwen3_5_text import ROW
+from memfit.model.modules import Weight
 
 VISION = {
     "depth": 2,
@@ -18,6 +20,10 @@ VISION = {
     "num_heads": 2,
     "num_position_embeddings": 16,
 }
+
+
+def tower(fields: Fields) -> tuple[Weight, ...]:
+    return qwen3_tower(fields.section("vision_config"))
 
 
 def with_tower(row: Row, name: str) -> Row:
@@ -33,7 +39,14 @@ def with_tower(row: Row, name: str) -> Row:
         }
 
     examples = tuple(map(whole, row.examples))
-    return replace(row, name=name, text="text_config", examples=examples, tower=qwen3_tower)
+    return replace(
+        row,
+        name=name,
+        text="text_config",
+        examples=examples,
+        tower=tower,
+        own_positions=True,
+    )
 
 
 captured(with_tower(ROW, "qwen3_5"))
