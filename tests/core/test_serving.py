@@ -280,6 +280,28 @@ def test_weights_of_bitsandbytes_by_version() -> None:
     assert newer.figures["weights_gib"] == pytest.approx(9.10, abs=0.01)
 
 
+def test_flags_of_dp_attention_that_change_the_weights() -> None:
+    """The output head is split as attention is, dense feed-forwards are whole, and ModelSlim keeps
+    `kv_b_proj` in 16 bits."""
+    given = {"tp_size": 16, "dp_size": 16, "enable_dp_attention": True, "moe_a2a_backend": "deepep"}
+
+    def weights(**more: object) -> float:
+        asked = {"engine": "sglang", "offline": True, **given, **more}
+        return serve("DeepSeek-R1-0528-w8a8", **asked).figures["weights_gib"] * 2**30
+
+    alone = weights()
+    head, dense = 129280 * 7168 * 2, 3 * 3 * 7168 * 18432
+    latent = 61 * 512 * 128 * (128 + 128)  # a byte more for each value of kv_b_proj
+    for more, extra in (
+        ({"enable_dp_lm_head": True}, head * 15 / 16),
+        ({"moe_dense_tp_size": 1}, dense * 15 / 16),
+        ({"quantization": "modelslim"}, latent),
+    ):
+        assert weights(**more) - alone == pytest.approx(extra, rel=0.04), more
+    with pytest.raises(InputError, match="at most 1"):
+        weights(moe_dense_tp_size=2)
+
+
 def test_ranks_on_a_gpu_known_by_its_memory_count_nccl() -> None:
     """vLLM 0.7.2 printed 1.54 GiB outside of torch for two GPUs of 39.5 GiB."""
     gpu = Device(name="", total=int(39.5 * 2**30))

@@ -48,6 +48,8 @@ class Rank:
     adapter_vocab: int = 0
     shared_whole: bool = False  # shared experts are whole on every rank
     table: int = 0  # ranks that share the token embedding, where they are others
+    head: int = 0  # ranks that share the output head, where they are others
+    dense_whole: bool = False  # feed-forwards without experts are whole on every rank
 
     @property
     def heads(self) -> int:
@@ -102,7 +104,8 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
     if rank.last:
         sizes += ends(model.final, rank)
         if not model.tied and not model.headless:
-            sizes.append(table_rows(model.vocab, rank, rank.tensor) * model.width * rank.width)
+            rows = table_rows(model.vocab, rank, rank.head or rank.tensor)
+            sizes.append(rows * model.width * rank.width)
     return sizes + rotary_tables(model, rank) + lora_slots(model, rank)
 
 
@@ -167,7 +170,8 @@ def layer_sizes(layer: Layer, rank: Rank, kept: frozenset[str]) -> Iterator[int]
         elif isinstance(mixer, Indexer):
             yield from indexer_sizes(mixer, rank, kept)
         else:
-            yield from mlp_sizes(mixer, rank, kept)
+            alone = replace(rank, tensor=1) if rank.dense_whole else rank
+            yield from mlp_sizes(mixer, alone, kept)
     for block in layer.blocks:
         for norm in (block.norm, block.post_norm):
             yield from norm_sizes(norm, rank)

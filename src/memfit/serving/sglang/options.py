@@ -63,7 +63,18 @@ OPTIONS = (
     option("disable_radix_cache", "flag", "no reuse of prefixes"),
     option("enable_dp_attention", "flag", "attention on each rank for its own requests"),
     option("moe_a2a_backend", "text", "how tokens travel to experts", default="none"),
-    option("enable_dp_lm_head", "flag", "a whole output head on each rank of attention"),
+    option(
+        "enable_dp_lm_head",
+        "flag",
+        "the output head is split as attention is, with --enable-dp-attention",
+    ),
+    option(
+        "moe_dense_tp_size",
+        "int",
+        "GPUs that share a feed-forward without experts, of a mixture: 1",
+        low=1,
+        high=1,
+    ),
     option(
         "swa_full_tokens_ratio", "float", "tokens of sliding layers per full one", default="0.8"
     ),

@@ -6,6 +6,7 @@ Source: `srt/server_args.py` (0.5.9); defaults by version are in `defaults.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
@@ -23,6 +24,8 @@ SGLANG_ONLINE = {
     "w8a8_int8": Scheme(name="w8a8_int8", kind="int8", bits=8),
     "modelslim": Scheme(name="modelslim", kind="int8", bits=8),
 }
+# What ModelSlim leaves in 16 bits (msmodelslim example/DeepSeek/quant_deepseek_w8a8.py)
+MODELSLIM_KEEPS = ("kv_b_proj",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,8 @@ def set_up(question: Question) -> Setup:
     scheme = scheme_of(
         subject.config, problems, method=options.get("quantization"), online=SGLANG_ONLINE
     )
+    if options.get("quantization") == "modelslim":
+        scheme = replace(scheme, skip=scheme.skip + MODELSLIM_KEEPS)
     problems += missing_attention(model)
     problems += split_problems(model, tensor // copies if shared else tensor)
     chunk, graphs = sizes_of(question, tensor)
@@ -116,6 +121,10 @@ def set_up(question: Question) -> Setup:
             positions=max(model.positions, length),
             shared_whole=whole,
             table=1 if shared else 0,
+            # logits_processor.py and ParallelLMHead(use_attn_tp_group=enable_dp_lm_head);
+            # layers/dp_attention.py, server_args.py moe_dense_tp_size: None or 1 (0.5.9)
+            head=tensor // copies if shared and options.get("enable_dp_lm_head") else 0,
+            dense_whole=options.get("moe_dense_tp_size") == 1,
         ),
         version=question.version or NEWEST,
         tensor=tensor,
