@@ -27,6 +27,7 @@ from memfit.serving.vllm.setup import set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import Rank, rank_bytes
 from memfit.truth.accuracy import accuracy
+from memfit.truth.served import read_served
 from memfit.verb_engine import serve
 
 
@@ -133,6 +134,9 @@ def test_accuracy_reads_start_up_logs(tmp_path: Path) -> None:
     found = data(accuracy(file))["serving"]["vllm"]["figures"]
     assert found["weights_gib"]["median"] < 0.1, "the quantization that the log prints"
     assert found["kv_tokens"]["median"] < 0.1, "the memory that the row names"
+    figures = {"max_concurrency": 2.0, "max_concurrency_len": 4096, "kv_tokens": 4096}
+    file.write_text(json.dumps({**log, "engine_version": "", "figures": figures}))
+    assert [row.version for row in read_served(file)] == ["0.19.0"], "no log of 0.20 or later"
     unknown = {**log, "id": "two", "model": "nobody/has-this-model"}
     vague = {**log, "id": "three", "confidence": "low"}
     file = tmp_path / "rows.jsonl"
@@ -209,6 +213,12 @@ def test_names_say_how_a_checkpoint_is_quantized() -> None:
     scheme = read_scheme(source.config)
     assert scheme is not None
     assert (scheme.kind, scheme.order) == ("fp8", True)
+    for name, kept in (("x/Qwen3-Next-80B-A3B-Instruct-NVFP4", True), ("x/Qwen3-8B-NVFP4", False)):
+        found = by_name(name)
+        assert found is not None
+        scheme = read_scheme(found.config)
+        assert scheme is not None
+        assert scheme.keeps("model.layers.0.linear_attn.out_proj") == kept, name
     assert by_name("RedHatAI/nothing-like-it-FP8") is None
     plain = by_name("unsloth/Llama-3.2-3B-Instruct")
     assert plain is not None

@@ -80,6 +80,11 @@ ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"", r"[-_.]gptq-int8", {**GPTQ, "bits": 8}),
     (r"", r"[-_.]awq(-int4|-4bit)?", AWQ),
 )
+# Recipes leave linear attention in 16 bits (llm-compressor examples/quantization_w4a4_fp4/
+# qwen3_next_example.py, qwen3_5_example.py, quantization_w8a8_fp8/qwen3_next_example.py). One of
+# AWQ does not (examples/awq/qwen3_next_example.py); a name does not tell which, so the larger size
+# counts. The makers of the models, whose fp8 has blocks, do not either.
+LINEAR_ATTENTION = "re:.*linear_attn.*"
 TUNED = re.compile(r"[-_](instruct|it|chat|base|pt|hf)(?=$|[-_])", re.IGNORECASE)
 
 
@@ -144,6 +149,15 @@ def extra_base(short: str) -> Source | None:
     return None
 
 
+def recipe(quantization: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the name tells, with what recipes leave out in models of this kind."""
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else config
+    if "linear_num_value_heads" not in inner or quantization == BLOCK:
+        return dict(quantization)
+    return {**quantization, "ignore": [*quantization.get("ignore", ()), LINEAR_ATTENTION]}
+
+
 def by_name(name: str) -> Source | None:
     """The base model's config with the quantization of the name; None where the base is unknown."""
     short, quantization = split_name(name)
@@ -157,7 +171,7 @@ def by_name(name: str) -> Source | None:
         return source
     config = dict(source.config)
     if quantization is not None:
-        config["quantization_config"] = dict(quantization)
+        config["quantization_config"] = recipe(quantization, config)
     return Source(
         name=name,
         origin=f"config of {base} from the bundled catalog"

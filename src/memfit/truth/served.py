@@ -192,7 +192,9 @@ def served_row(value: Mapping[str, Any], engine: str, figures: Mapping[str, Any]
         id=str(value.get("id") or "?")[:80],
         source=str(value.get("source") or "unnamed")[:400],
         engine=engine,
-        version=version_of(str(value.get("engine_version") or dated(value)), engine),
+        version=version_by_form(
+            version_of(str(value.get("engine_version") or dated(value)), engine), engine, figures
+        ),
         model=str(value.get("model") or ""),
         gpu=str(value.get("gpu") or ""),
         gpus=gpus if isinstance(gpus, int) and 0 < gpus < 10_000 else 1,
@@ -234,6 +236,20 @@ def version_of(text: str, engine: str) -> str:
     if found and engine == "vllm":
         return next((version for month, version in RELEASES if found[1] >= month), "0.5.3")
     return "" if text.startswith("0.1.dev") else text
+
+
+# The last release whose log has the tokens of blocks (rules.py: from 0.20 on it has concurrency ×
+# length), for rows without a version whose log prints tokens of blocks.
+OF_BLOCKS = "0.19.0"
+
+
+def version_by_form(version: str, engine: str, figures: Mapping[str, Any]) -> str:
+    """The version of a row, or the newest that prints tokens as the row has them."""
+    many, length = (number(figures.get(f"max_concurrency{end}")) for end in ("", "_len"))
+    tokens = number(figures.get("kv_tokens"))
+    if version or engine != "vllm" or not (many and length and tokens):
+        return version
+    return OF_BLOCKS if abs(many * length / tokens - 1) > PROMISED else version
 
 
 def judge(row: ServedRow) -> ServedOutcome:
