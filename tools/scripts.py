@@ -31,12 +31,18 @@ def scripts(folder: Path) -> list[Path]:
     return found
 
 
-def answer(path: Path, options: dict[str, Any]) -> tuple[bool, str]:
+def started(path: Path) -> tuple[str, list[str]]:
+    """The launcher that a script names, and its own arguments."""
     words = STARTED.search(path.read_text(encoding="utf-8", errors="replace"))
-    launcher, _, arguments = words[1].partition(" -- ") if words else ("", "", "")
-    given = {**options, **({"launcher": launcher.strip()} if launcher.strip() else {})}
+    launcher, _, arguments = f" {words[1]} ".partition(" -- ") if words else ("", "", "")
+    return launcher.strip(), shlex.split(arguments)
+
+
+def answer(path: Path, options: dict[str, Any]) -> tuple[bool, str]:
+    launcher, arguments = started(path)
+    given = {**options, **({"launcher": launcher} if launcher else {})}
     try:
-        found = trace(path, *shlex.split(arguments), **given)
+        found = trace(path, *arguments, **given)
     except InputError as bad:
         return False, str(bad.problems[0].message)[:WIDEST]
     return True, f"{found.memory.allocated / 2**30:.2f} GiB allocated"
