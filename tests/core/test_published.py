@@ -157,6 +157,18 @@ def test_mirrors_and_quantized_checkpoints_are_their_base(
     assert (json.loads(found.stored) if found.stored else None) == stored
 
 
+def test_a_row_may_name_the_kernels_of_gptq() -> None:
+    def kernels(name: str, dtype: str = "GPTQ int4 g128") -> dict[str, Any]:
+        found = case(model="TheBloke/Mistral-7B-v0.1-GPTQ", dtype=dtype, extra={"kernel": name})
+        return dict(json.loads(found.stored)) if found.stored else {}
+
+    assert kernels("exllamav2")["exllama_config"] == {"version": 2}
+    assert kernels("exllama")["exllama_config"] == {"version": 1}
+    assert kernels("autogptq-cuda-old")["use_exllama"] is False
+    assert kernels("triton").keys() == {"quant_method", "bits", "group_size"}
+    assert kernels("exllamav2", "bf16") == {}
+
+
 def test_inference_rows_have_a_prompt_and_new_tokens() -> None:
     found = case(
         task="inference",

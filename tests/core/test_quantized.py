@@ -171,6 +171,49 @@ def test_exllama_unpacks_into_one_buffer() -> None:
     assert 2 * 2048 * 512 in state
 
 
+def test_exllamas_second_kernels_keep_one_scratch_block() -> None:
+    """The largest weight in fp16 and fp32 outputs for 8 sequences of 2,048 tokens: 864 + 135 MiB
+    for a model of 13 B, whose widest matrix is 5,120 by 13,824; and two orders for each matrix."""
+    chosen = quantized("gptq")
+    chosen["quantization_config"]["exllama_config"] = {"version": 2}
+    found = loaded(chosen, versions="transformers=4.35")
+    scratch = [one.size for one in found if one.op == "scratch"]
+    assert scratch == [512 * 2048 * 8 * 4 + 2 * 256 * 512 + 2 * 128]
+    assert not [one for one in found if one.op in ("temp_dq", "dequantize", "shift")]
+    orders = [one.size for one in found if one.op in ("q_perm", "q_invperm")]
+    assert orders.count(2 * 512) == 2 * 2  # down_proj of two layers; other inputs have 256 values
+    assert orders.count(2 * 256) == 2 * 2 * 6
+    for versions in ("transformers=4.49", "transformers=4.57"):  # GPTQModel chooses its own
+        assert not [one for one in loaded(chosen, versions=versions) if one.op == "scratch"]
+    large = {"hidden_size": 5120, "intermediate_size": 13824}
+    block = [
+        one.size
+        for one in loaded({**chosen, **large}, versions="transformers=4.35")
+        if one.op == "scratch"
+    ]
+    assert block == [(864 + 135) * 2**20 + 256]
+
+
+@pytest.mark.parametrize("off", [{"use_exllama": False}, {"disable_exllama": True}])
+def test_without_exllama_four_bits_are_shifted_by_torch(off: dict[str, bool]) -> None:
+    """Above 127 rows: int32, int8 twice, a difference and the product in fp16 (AutoGPTQ 0.7
+    nn_modules/qlinear/qlinear_cuda_old.py); with sorted rows scales and zeros of each value."""
+    chosen = quantized("gptq")
+    chosen["quantization_config"] |= off
+    found = loaded(chosen, versions="transformers=4.35")
+    query = [one for one in found if one.where.endswith("0.self_attn.q_proj")]
+    values = 256 * 256
+    blocks = [(one.op, one.size // values) for one in query if one.size >= values]
+    unpacked = [one for one in blocks if one[0] not in ("linear", "cublas")]
+    assert unpacked == [("shift", 4), ("to", 1), ("bitwise_and", 1), ("sub", 1), ("mul", 2)]
+    assert not [one for one in found if one.op in ("temp_dq", "scratch")]
+    chosen["quantization_config"]["desc_act"] = True
+    found = loaded(chosen, versions="transformers=4.35")
+    query = [one for one in found if one.where.endswith("0.self_attn.q_proj")]
+    indexed = [one.size for one in query if one.op == "index"]
+    assert indexed == [2 * values, values]
+
+
 def test_exllama_unpacks_with_a_kernel_of_its_own() -> None:
     """The buffer is kept, so no block stands for the kernel that fills it: more than 50 rows are
     unpacked, and the product reads the whole weight; fewer are multiplied packed."""

@@ -9,16 +9,15 @@ autogptq_extension/exllama/cuda_func/q4_matmul.cu; the first ones into a buffer 
 asked for (AutoGPTQ 0.7
 nn_modules/triton_utils/dequant.py). ExLlama's know 4 bits alone: AutoGPTQ, which transformers
 before 4.49 asks for, takes older kernels for 8, in fp32 up to 127 rows, and torch's own operations
-beyond.
+beyond. Which kernels multiply 4 bits is a key of the checkpoint's `quantization_config`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
-from memfit.formats import FP8, FP16, FP32, INT16, INT32, Format
-from memfit.job import Job
+from memfit.formats import FP8, FP16, FP32, INT8, INT16, INT32, Format
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
@@ -34,29 +33,71 @@ GPTQMODEL = (
     49,
 )  # the first transformers that takes GPTQModel in AutoGPTQ's place (quantizers/quantizer_gptq.py)
 SORTED_ROWS = 2048  # AutoGPTQ 0.7 modeling/_const.py EXLLAMA_DEFAULT_MAX_INPUT_LENGTH
+# AutoGPTQ 0.7 nn_modules/qlinear/qlinear_exllamav2.py scratch_space_fixed: rows, bytes of each part
+SCRATCH_ROWS, SCRATCH_EXTRA = 2048 * 8, 128
+FIRST, SECOND, OLDER = "exllama", "exllamav2", "cuda-old"
 BLOCK = 128  # values of an input that share an fp8 scale
 
 
-def exllama(job: Job, weight: Tensor) -> bool:
-    """Whether ExLlama's first kernels multiply by the weight: AutoGPTQ's own for 4 bits
-    (transformers 4.46 utils/quantization_config.py GPTQConfig.post_init), which train nothing."""
-    four_bits = weight.format.name.startswith("gptq-4bit")
-    return four_bits and not job.training and job.version("transformers") < GPTQMODEL
+def autogptq_kernels(program: Program, weight: Tensor) -> str:
+    """Which kernels of AutoGPTQ multiply by the weight, or nothing where others do: ExLlama's
+    first ones for 4 bits, its second ones where `exllama_config` says so, older ones for 8 bits and
+    where ExLlama is switched off (transformers 4.46 utils/quantization_config.py GPTQConfig,
+    AutoGPTQ 0.7 utils/import_utils.py dynamically_import_QuantLinear)."""
+    job, name = program.job, weight.format.name
+    if not name.startswith("gptq") or job.version("transformers") >= GPTQMODEL:
+        return ""
+    if name.startswith("gptq-8bit"):
+        return OLDER
+    if job.training:
+        return ""
+    settings = settings_in(program.model.config)
+    if settings.get("use_exllama", settings.get("disable_exllama") is not True) is False:
+        return OLDER
+    chosen = settings.get("exllama_config")
+    return SECOND if isinstance(chosen, Mapping) and chosen.get("version") == 2 else FIRST
 
 
 def exllama_buffers(r: Recorder, program: Program, weights: Iterable[Tensor]) -> list[Tensor]:
-    """What ExLlama unpacks weights into: a block as large as the largest in fp16, made once and
-    kept; where rows are sorted by the weights' groups (`desc_act`), one for the inputs, too
-    (AutoGPTQ 0.7 modeling/_utils.py autogptq_post_init)."""
-    shapes = [one.shape for one in weights if exllama(program.job, one)]
-    if not shapes:
-        return []
+    """What ExLlama's kernels keep from loading on."""
+    known: dict[str, list[tuple[int, ...]]] = {}
+    for one in weights:
+        known.setdefault(autogptq_kernels(program, one), []).append(one.shape)
     r.where = "exllama"
-    buffers = [r.tensor((1, max(prod(shape) for shape in shapes)), FP16, "temp_dq", "workspace")]
+    return [
+        *first_buffers(r, program, known.get(FIRST, ())),
+        *second_buffers(r, known.get(SECOND, ())),
+    ]
+
+
+def first_buffers(
+    r: Recorder, program: Program, shapes: Sequence[tuple[int, ...]]
+) -> Iterator[Tensor]:
+    """A block as large as the largest weight in fp16, into which weights are unpacked; where rows
+    are sorted by the weights' groups (`desc_act`), one for the inputs, too (AutoGPTQ 0.7
+    modeling/_utils.py autogptq_post_init)."""
+    if not shapes:
+        return
+    yield r.tensor((1, max(prod(shape) for shape in shapes)), FP16, "temp_dq", "workspace")
     if settings_in(program.model.config).get("desc_act"):
         widest = max(max(shape) for shape in shapes)
-        buffers.append(r.tensor((SORTED_ROWS, widest), FP16, "temp_state", "workspace"))
-    return buffers
+        yield r.tensor((SORTED_ROWS, widest), FP16, "temp_state", "workspace")
+
+
+def second_buffers(r: Recorder, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+    """One block for all weights: the largest sum of a weight in fp16 and of fp32 outputs for 8
+    sequences of 2,048 tokens, which no kernel of GPTQ writes; and for each weight the order of its
+    inputs and the inverse order (AutoGPTQ 0.7 nn_modules/qlinear/qlinear_exllamav2.py
+    scratch_space_fixed, ext_make_q_matrix)."""
+    if not shapes:
+        return
+    outputs = [SCRATCH_ROWS * shape[0] * FP32.block_bytes for shape in shapes]
+    weights = [FP16.bytes(prod(shape)) for shape in shapes]
+    size = max(map(sum, zip(outputs, weights, strict=True))) + 2 * SCRATCH_EXTRA
+    yield r.tensor((size // FP16.block_bytes,), FP16, "scratch", "workspace")
+    for shape in shapes:
+        yield r.tensor((shape[-1],), INT16, "q_perm", "buffers")
+        yield r.tensor((shape[-1],), INT16, "q_invperm", "buffers")
 
 
 def is_stored(weight: Tensor) -> bool:
@@ -72,16 +113,13 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     method = weight.format.name.partition("-")[0]
     held: tuple[Tensor, ...]
     read = weight.format.bytes(weight.count)
-    if (
-        weight.format.name.startswith("gptq-8bit")
-        and ctx.job.version("transformers") < GPTQMODEL
-        and not r.grad
-    ):
-        return older_eight_bits(x, layer, ctx)
+    kernels = autogptq_kernels(ctx.program, weight)
+    if kernels == OLDER and not r.grad:
+        return older(x, layer, ctx)
     if method in FEW:
         held = ()
         if rows > FEW[method] or (r.grad and x.needs):
-            if exllama(ctx.job, weight):
+            if kernels in (FIRST, SECOND):
                 read = unpack(r, weight, x.format)
             else:
                 shape = (layer.outputs, width)
@@ -112,9 +150,9 @@ def unpack(r: Recorder, weight: Tensor, format: Format) -> int:
     return whole
 
 
-def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    """The fp32 output is made first, input and scales are cast beside it; for many rows bits are
-    shifted into int32, taken as int16, and scaled (AutoGPTQ 0.7
+def older(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+    """For few rows the fp32 output is made first, input and scales are cast beside it; for many,
+    bits are shifted into int32, taken as int16 or int8, and scaled (AutoGPTQ 0.7
     nn_modules/qlinear/qlinear_cuda_old.py QuantLinear.forward)."""
     r, weight = ctx.r, layer.weight
     rows, width = x.count // x.shape[-1], x.shape[-1]
@@ -130,12 +168,7 @@ def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
         del wide, scales
         out = r.tensor(shape, x.format, "to")
     else:
-        shifted = r.tensor((width, layer.outputs), INT32, "shift", "temporaries")
-        taken = r.tensor(shifted.shape, INT16, "to", "temporaries")
-        del shifted
-        less = r.tensor(taken.shape, INT16, "sub", "temporaries")
-        whole = r.tensor(taken.shape, x.format, "mul", "temporaries")
-        del taken, less
+        whole = shifted(r, weight, (width, layer.outputs), ctx)
         out = r.tensor(shape, x.format, "linear")
         r.compute(
             "linear",
@@ -145,6 +178,26 @@ def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
         )
         del whole
     return out if layer.bias is None else ops.add(r, out, layer.bias)
+
+
+def shifted(r: Recorder, weight: Tensor, shape: tuple[int, int], ctx: Context) -> Tensor:
+    """The weight in fp16, made by torch's operations. With sorted rows each value gets the scale
+    and the zero point of its row first (AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda.py)."""
+    narrow = INT16 if weight.format.name.startswith("gptq-8bit") else INT8
+    settings = settings_in(ctx.program.model.config)
+    wide = r.tensor(shape, INT32, "shift", "temporaries")
+    taken = r.tensor(shape, narrow, "to", "temporaries")
+    del wide
+    masked = r.tensor(shape, narrow, "bitwise_and", "temporaries")
+    del taken
+    sorted_rows = settings.get("desc_act") and settings.get("group_size") != -1
+    scales = r.tensor(shape, FP16, "index", "temporaries") if sorted_rows else None
+    zeros = r.tensor(shape, narrow, "index", "temporaries") if sorted_rows else None
+    less = r.tensor(shape, narrow, "sub", "temporaries")
+    del zeros
+    whole = r.tensor(shape, FP16, "mul", "temporaries")
+    del masked, less, scales
+    return whole
 
 
 def back_stored(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -122,7 +122,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
             return single.read(row)
         reading = readers().get(row.origin, plain)(row)
         model = words.model(row) if not reading.config else str(row.model).partition(":")[0]
-        stored = words.stored(row.text("dtype"), str(row.model))
+        stored = words.stored(row.text("dtype"), str(row.model), str(row.more("kernel") or ""))
         device, remark = words.gpu(reading.gpu or row.gpu)
         value = measured(row)
         if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):

@@ -214,7 +214,16 @@ UNGROUPED = (
 )
 
 
-def stored(text: str, name: str = "") -> Options:
+# `quantization_config` of the kernels that a row names (transformers 4.46
+# utils/quantization_config.py GPTQConfig).
+GPTQ_KERNELS: dict[str, Options] = {
+    "exllamav2": {"exllama_config": {"version": 2}},
+    "exllama": {"exllama_config": {"version": 1}},
+    "autogptq-cuda-old": {"use_exllama": False},
+}
+
+
+def stored(text: str, name: str = "", kernel: str = "") -> Options:
     """`quantization_config` of the checkpoint `name` that is stored quantized, or nothing; groups
     of 128 where none are stated, as nearly all have."""
     text = text.lower()
@@ -233,7 +242,9 @@ def stored(text: str, name: str = "") -> Options:
         if group[0] == "no group" or group[1] in ("-", "-1")
         else int(group[1])
     )
-    return {"quant_method": method, "bits": int(bits[1]) if bits else 4, "group_size": size}
+    kernels = GPTQ_KERNELS.get(kernel.lower(), {}) if method == "gptq" else {}
+    found = {"quant_method": method, "bits": int(bits[1]) if bits else 4, "group_size": size}
+    return found | kernels
 
 
 def quantized(text: str) -> Options:
