@@ -202,13 +202,13 @@ def of(known: Iterable[Residual]) -> Spread:
     return read_off([one for one in known if one.counts])
 
 
-def read_off(usable: Sequence[Residual]) -> Spread:
-    low, high = ends(usable)
+def read_off(usable: Sequence[Residual], tail: float = TAIL) -> Spread:
+    low, high = ends(usable, tail)
     below = sorted((one.measured / one.least, weight) for one, weight in weighed(usable))
     return Spread(
         low=low,
         high=high,
-        floor=min(1.0, reached(below, TAIL)),
+        floor=min(1.0, reached(below, tail)),
         cases=len(usable),
         sources=len({one.source for one in usable}),
     )
@@ -235,13 +235,13 @@ def weighed(chosen: Sequence[Residual]) -> list[tuple[Residual, float]]:
     return [(one, 1 / each[one.source] / len(each)) for one in chosen]
 
 
-def ends(chosen: Sequence[Residual]) -> tuple[float, float]:
+def ends(chosen: Sequence[Residual], tail: float = TAIL) -> tuple[float, float]:
     """How far below what is predicted, and above the most that is said, measured figures lie, but
     for a tail on each side; never beyond what memfit says itself."""
     with_weight = weighed(chosen)
     below = sorted((one.measured / one.predicted, weight) for one, weight in with_weight)
     above = sorted(((one.measured / one.most, weight) for one, weight in with_weight), reverse=True)
-    return min(1.0, reached(below, TAIL)), max(1.0, reached(above, TAIL))
+    return min(1.0, reached(below, tail)), max(1.0, reached(above, tail))
 
 
 def reached(ordered: Sequence[tuple[float, float]], wanted: float) -> float:
@@ -311,7 +311,7 @@ class RegimeCoverage:
         return self.sources >= ENOUGH_SOURCES and self.cases >= ENOUGH_CASES
 
 
-def by_regime(known: Sequence[Residual]) -> list[RegimeCoverage]:
+def by_regime(known: Sequence[Residual], tail: float = TAIL) -> list[RegimeCoverage]:
     """Live bytes have ends of their own; reserved and device memory share theirs, since the
     context between them has a range already."""
     sound = [one for one in known if one.sound and one.regime.counter]
@@ -320,7 +320,7 @@ def by_regime(known: Sequence[Residual]) -> list[RegimeCoverage]:
     lines = []
     for title, chosen in regimes(sound):
         pool = live if all(one.regime.counter == "live" for one in chosen) else held
-        lines.append(covered_regime(title, chosen, pool))
+        lines.append(covered_regime(title, chosen, pool, tail))
     return lines
 
 
@@ -336,16 +336,16 @@ def regimes(sound: Sequence[Residual]) -> Iterator[tuple[str, list[Residual]]]:
 
 
 def covered_regime(
-    title: str, chosen: Sequence[Residual], pool: Sequence[Residual]
+    title: str, chosen: Sequence[Residual], pool: Sequence[Residual], tail: float
 ) -> RegimeCoverage:
     shares = []
     for source in sorted({one.source for one in chosen}):
         others = [one for one in pool if one.source != source]
         mine = [one for one in chosen if one.source == source]
         if others:
-            said = read_off(others)
+            said = read_off(others, tail)
             shares.append(sum(said.holds(one) for one in mine) / len(mine))
-    every = read_off(pool)
+    every = read_off(pool, tail)
     return RegimeCoverage(
         regime=title,
         cases=len(chosen),
@@ -372,6 +372,7 @@ __all__ = [
     "evidence",
     "exceeding",
     "of",
+    "read_off",
     "ratios",
     "residuals",
     "share_between",

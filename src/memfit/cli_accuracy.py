@@ -11,14 +11,18 @@ from typing import Any
 import click
 
 from memfit.cli_trace import Life
-from memfit.errors import Problem
+from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable, write_text
 
 # What is asked about, and the flags that mean nothing there.
-RECORDS, SPEEDS = "records of `memfit measure`", "speeds"
+RECORDS, SPEEDS, BLIND = "records of `memfit measure`", "speeds", "`--blind`"
 IDLE = {
-    RECORDS: ("speed", "regret", "confidence", "source", "peers", "processes", "plot"),
+    RECORDS: ("speed", "regret", "blind", "confidence", "source", "peers", "processes", "plot"),
     SPEEDS: ("worst", "limit", "by", "peers", "processes", "plot"),
+    BLIND: (
+        *("speed", "regret", "confidence", "source", "worst", "limit", "by", "peers"),
+        *("processes", "plot"),
+    ),
 }
 
 
@@ -39,15 +43,18 @@ def run(
     form: str,
     speed: bool,
     regret: bool,
+    blind: bool,
     **given: Any,
 ) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
     form, every = (
         "json" if as_json else form,
-        {"worst": worst, "plot": plot, "speed": speed, "regret": regret, **given},
+        {"worst": worst, "plot": plot, "speed": speed, "regret": regret, "blind": blind, **given},
     )
     if path and (Path(path).is_dir() or path.endswith(".json")):
         return 0, of_records(path, form, idle(RECORDS, every), every)
+    if blind:
+        return 0, of_blind(path, form, idle(BLIND, every))
     if speed or regret:
         return 0, of_speeds(path, form, idle(SPEEDS, every), every)
     from memfit.report import accuracy as report
@@ -114,6 +121,22 @@ def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]
     )
 
 
+def of_blind(path: str, form: str, wrong: list[Problem]) -> str:
+    """What is calibrated on the bundled figures, with each source left out."""
+    from memfit.report import blind as report
+    from memfit.truth.blind import blind
+
+    if path:
+        message = "`--blind` is about the bundled figures and takes no file"
+        wrong.append(Problem(message=message, where="path", hint="omit the file"))
+    if wrong:
+        raise InputError(*wrong)
+    found = blind()
+    if form == "json":
+        return json.dumps(report.data(found), indent=2, ensure_ascii=False)
+    return report.markdown(found) if form == "markdown" else report.text(found)
+
+
 def of_speeds(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """Speeds against published ones, or what choosing by them costs."""
     from memfit.report import regret as costs
@@ -155,6 +178,14 @@ FLAGS = (
         help=(
             "what choosing by predicted speed costs: the first choice of each published "
             "sweep beside the best"
+        ),
+    ),
+    click.Option(
+        ["--blind"],
+        is_flag=True,
+        help=(
+            "calibrate the likely range without each source in turn; list constants that are "
+            "fitted and code that names a publisher"
         ),
     ),
     click.Option(
