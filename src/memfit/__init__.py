@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from memfit.report import write
     from memfit.verb_engine import serve
     from memfit.verb_engine_plan import plan_engine
-    from memfit.verbs import compare, estimate, gpus, measure, models, plan, study, trace
+    from memfit.verb_plan import plan
+    from memfit.verbs import compare, estimate, gpus, measure, models, study, trace
 
 __version__ = "0.2.0"
 __all__ = [
@@ -39,10 +40,11 @@ __all__ = [
     "write",
 ]
 
-_VERBS = ("compare", "estimate", "gpus", "measure", "models", "plan", "study", "trace")
+_VERBS = ("compare", "estimate", "gpus", "measure", "models", "study", "trace")
 _HOMES = {
     "Estimate": "memfit.estimate",
     "Job": "memfit.job",
+    "plan": "memfit.verb_plan",
     "plan_engine": "memfit.verb_engine_plan",
     "serve": "memfit.verb_engine",
     "write": "memfit.report",
@@ -62,7 +64,7 @@ class _Package(ModuleType):
         return getattr(import_module(home), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _VERBS and isinstance(value, ModuleType)):
+        if not (name in __all__ and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:

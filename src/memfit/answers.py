@@ -3,6 +3,9 @@ was asked beside."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from memfit.constants import setting
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
@@ -176,6 +179,9 @@ class Checkpoints:
     count: int
     weights: int
     states: int
+
+
+COMPARED: Annotated[int, setting("steps that every change of a run is replayed for")] = 200
 
 
 @dataclass(frozen=True, kw_only=True)

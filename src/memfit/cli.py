@@ -38,8 +38,6 @@ from memfit.terminal import (
     say,
     silence,
 )
-from memfit.verb_plan import WITHOUT
-from memfit.verb_serving import Answering
 from memfit.verbs import VERBS, Verb, estimate, gpus, models
 from memfit.words import Measuring, Planning, Run, Studying, is_program, offer, one_model, options
 
@@ -455,6 +453,8 @@ def comparing(verb: Verb) -> click.Command:
 def planning(verb: Verb) -> click.Command:
     from memfit import cli_plan
     from memfit.cli_engine import PLAN_FLAG
+    from memfit.verb_plan import WITHOUT
+    from memfit.verb_serving import Answering
 
     groups["engine"] = "question"
     known = {

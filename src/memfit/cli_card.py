@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from memfit.verb_card import OPTIONS, card
 from memfit.words import names_gpu, one_model
 
 HELP = """\
@@ -25,6 +24,7 @@ FORMS = ("--json",)
 def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
     from memfit.plan.card import Card
     from memfit.report import card as report
+    from memfit.verb_card import card
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
     found = card(one_model(words) if names_gpu(words) else " ".join(words), **values)
@@ -44,6 +44,8 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
         return list(words)
     if not first.startswith("-") and not modelled(first, verbs):
         return list(words)
+    from memfit.verb_card import OPTIONS
+
     known = {f"--{name}" for name in (*OPTIONS, "gpus", "no-offline")} | {*FORMS, "--help"}
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
     if any(flag not in known for flag in flags) or first.endswith((".yaml", ".yml")):

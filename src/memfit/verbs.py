@@ -23,10 +23,6 @@ from memfit.model.heads import with_head
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
-from memfit.verb_capture import capture
-from memfit.verb_card import card
-from memfit.verb_plan import plan
-from memfit.verb_report import cache_state, report_of
 from memfit.verb_run import command_job, paid_by_run, run_flags, run_of, with_run, worst_job
 from memfit.verb_serving import shared_by_default
 from memfit.words import (
@@ -79,7 +75,6 @@ TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
 class Verb:
     name: str
     help: str
-    function: Callable[..., Any]
 
 
 def estimate(
@@ -937,55 +932,45 @@ VERBS: dict[str, Verb] = {
         Verb(
             name="estimate",
             help="predict the GPU memory of a job, and whether it fits",
-            function=estimate,
         ),
         Verb(
             name="card",
             help="show what a GPU can do with a model: inference and fine-tuning",
-            function=card,
         ),
-        Verb(name="compare", help="compare variants of a job side by side", function=compare),
+        Verb(name="compare", help="compare variants of a job side by side"),
         Verb(
             name="study",
             help="compare ways to fine-tune, and recommend one",
-            function=study,
         ),
         Verb(
             name="plan",
             help="find the best configuration for a model and GPUs",
-            function=plan,
         ),
         Verb(
             name="trace",
             help="run the model's real code, or your script, without a GPU",
-            function=trace,
         ),
         Verb(
             name="measure",
             help="run a few real steps and record their memory and time",
-            function=measure,
         ),
-        Verb(name="models", help="list the bundled models", function=models),
-        Verb(name="gpus", help="list the known GPUs", function=gpus),
+        Verb(name="models", help="list the bundled models"),
+        Verb(name="gpus", help="list the known GPUs"),
         Verb(
             name="accuracy",
             help="compare predictions with published measurements",
-            function=accuracy,
         ),
         Verb(
             name="report",
             help="write an estimate and your measurement to a file for an issue",
-            function=report_of,
         ),
         Verb(
             name="cache",
             help="show or clear the cache of traces",
-            function=cache_state,
         ),
         Verb(
             name="capture",
             help="capture the layer graphs of a model family",
-            function=capture,
         ),
     )
 }
@@ -1002,7 +987,6 @@ __all__ = [
     "measure",
     "models",
     "options",
-    "plan",
     "planned",
     "study",
     "trace",

@@ -72,6 +72,15 @@ def test_an_entry_point_imports_nothing_heavy(entry: str) -> None:
     assert loaded & set(HEAVY) == set()
 
 
+def test_an_estimate_loads_no_other_question() -> None:
+    words = "estimate", "qwen3-0.6b", "--method", "lora", "--gpu", "rtx-4090", "--offline"
+    code = "import sys; from memfit.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    loaded = set(python(code, *words).splitlines()[-1].split())
+    others = ("runs", "plan", "trace", "serving", "verb_plan", "verb_card", "verb_capture")
+    assert "memfit.simulate.replay" in loaded
+    assert loaded & {f"memfit.{name}" for name in others} == set()
+
+
 def test_every_module_outside_trace_and_measure_imports_without_heavy_packages() -> None:
     names = [name for name in modules() if not name.startswith(NEEDS_EXTRA)]
     assert len(names) > 5

@@ -7,11 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from memfit.answers import Checkpoints, RunChange, RunStep, WholeRun
+from memfit.answers import COMPARED, Checkpoints, RunChange, RunStep, WholeRun
 from memfit.estimate import Estimate
 from memfit.report.figures import bar, gib
 from memfit.report.pace import duration
-from memfit.runs.changes import COMPARED
 
 # (path, type, meaning), as in `codec.FIELDS`.
 RUN: tuple[tuple[str, str, str], ...] = (

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
-from memfit.answers import RunChange
+from memfit.answers import COMPARED, RunChange
 from memfit.constants import setting
 from memfit.errors import MemfitError
 from memfit.runs.batches import Batches
@@ -15,7 +15,6 @@ from memfit.runs.walker import Given, Walker
 from memfit.simulate.run import Course
 from memfit.simulate.settings import Settings
 
-COMPARED: Annotated[int, setting("steps that every change is replayed for")] = 200
 RARE: Annotated[
     float,
     setting(
