@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
@@ -250,8 +250,9 @@ def estimate(
         if producer is not None
         else distinct(model, job, cluster, strategy, every=precise)
     )
-    found = [
-        _of_rank(
+    return _of_worst(
+        alike,
+        lambda rank: _of_rank(
             model,
             job,
             (cluster, dataclasses.replace(strategy, rank=rank)),
@@ -259,9 +260,22 @@ def estimate(
             precise,
             problems,
             total,
-        )
-        for rank, _ in alike
-    ]
+        ),
+    )
+
+
+def of_worst_rank(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> Estimate:
+    """As `estimate`, without looking at the rank that holds least."""
+    _counted(cluster, strategy)
+    return _of_worst(
+        distinct(model, job, cluster, strategy, lightest=False),
+        lambda rank: of_rank(model, job, cluster, dataclasses.replace(strategy, rank=rank)),
+    )
+
+
+def _of_worst(alike: Sequence[tuple[int, int]], answer: Callable[[int], Estimate]) -> Estimate:
+    """Of ranks whose memory differs, with how many are like each."""
+    found = [answer(rank) for rank, _ in alike]
     worst = max(found, key=lambda one: one.device)
     return dataclasses.replace(
         worst,
@@ -273,7 +287,7 @@ def estimate(
                 device=one.device,
                 verdict=one.verdict,
             )
-            for (rank, count), one in zip(alike, found, strict=True)
+            for (rank, count), one in sorted(zip(alike, found, strict=True), key=lambda one: one[0])
         ),
     )
 

@@ -14,8 +14,9 @@ import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
-from memfit.estimate import estimate
+from memfit.estimate import estimate, of_worst_rank
 from memfit.hardware import parse_cluster
+from memfit.job import Job
 from memfit.measure.record import Case, write
 from memfit.measure.run import recorded
 from memfit.model.families import build
@@ -23,6 +24,7 @@ from memfit.plan.study import Cell, Matrix, Panel, Study, Way, default, strategy
 from memfit.report import study as report
 from memfit.report.heatmap import svg
 from memfit.truth.published_cells import published
+from memfit.uses import strategy_from
 from memfit.verb_study import matrix_of
 from memfit.verbs import estimate as ask_estimate
 from memfit.words import Ask, model_of
@@ -66,6 +68,14 @@ def test_a_cell_is_the_estimate(found: Study, matrix: Matrix) -> None:
         )
         assert (cell.device, cell.verdict, cell.host) == (same.device, same.verdict, same.host.size)
         assert cell.seconds == (None if same.time is None else same.time.seconds)
+
+
+def test_a_study_leaves_out_the_rank_that_holds_least() -> None:
+    model, job, layout = build(TINY), Job(seq=64), strategy_from(["zero=4,stage=1"], 4)
+    every = estimate(model, job, FEW, layout)
+    worst = of_worst_rank(model, job, FEW, layout)
+    assert worst.device == every.device
+    assert len(worst.ranks) < len(every.ranks)
 
 
 def test_old_gpus_train_in_fp16_without_flash(found: Study, matrix: Matrix) -> None:

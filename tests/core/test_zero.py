@@ -333,6 +333,9 @@ def test_the_worst_rank_is_among_those_told(
     told = {first for first, _ in distinct(model, job, None, Strategy(zero=zero))}
     assert max(each) == max(each[rank] for rank in told)
     assert len(told) < ranks
+    heavy = {first for first, _ in distinct(model, job, None, Strategy(zero=zero), lightest=False)}
+    assert heavy <= told
+    assert max(each) == max(each[rank] for rank in heavy)
 
 
 def test_ranks_differ_where_parts_cut_a_table(model: Model) -> None:

@@ -52,15 +52,25 @@ def lower(
 
 
 def distinct(
-    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, every: bool = True
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    strategy: Strategy,
+    *,
+    every: bool = True,
+    lightest: bool = True,
 ) -> tuple[tuple[int, int], ...]:
     """(rank, how many are like it) of the ranks whose memory differs; of partitions those among
-    which the worst is, and the lightest; not `every`: the one that is likely the worst."""
+    which the worst is, and the lightest, unless not `lightest`; not `every`: the one that is likely
+    the worst."""
     if not job.training:
         return strategy.distinct()
     return (
         distinct_ranks(
-            strategy, lambda: programmed(model, job, cluster, strategy, True), every=every
+            strategy,
+            lambda: programmed(model, job, cluster, strategy, True),
+            every=every,
+            lightest=lightest,
         )
         or strategy.distinct()
     )

@@ -114,10 +114,12 @@ class Engine:
             r.ready = self.ready
 
     @staticmethod
-    def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
+    def distinct_ranks(
+        program: Program, *, every: bool, lightest: bool
+    ) -> tuple[tuple[int, int], ...] | None:
         """(rank, how many are like it) of the ranks that hold different amounts, the worst among
-        them; not `every`: the one that is likely the worst. None: they are alike but for what the
-        strategy says itself."""
+        them; not `lightest`: without the one that holds least; not `every`: the one that is likely
+        the worst. None: they are alike but for what the strategy says itself."""
         return None
 
     # inner layers are alike to the allocator as well: each lets go of what the one before it took

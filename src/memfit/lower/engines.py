@@ -53,14 +53,14 @@ def foldable(strategy: Strategy) -> bool:
 
 
 def distinct_ranks(
-    strategy: Strategy, program: Callable[[], Program], *, every: bool
+    strategy: Strategy, program: Callable[[], Program], *, every: bool, lightest: bool
 ) -> tuple[tuple[int, int], ...] | None:
     """Ranks that hold different amounts, of an engine that says so (`Engine.distinct_ranks`)."""
     engine = engine_class(engine_name(strategy))
     return (
         None
         if engine.distinct_ranks is Engine.distinct_ranks
-        else engine.distinct_ranks(program(), every=every)
+        else engine.distinct_ranks(program(), every=every, lightest=lightest)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from memfit.constants import counted, setting
 from memfit.errors import InputError
-from memfit.estimate import Band, estimate, uncollected
+from memfit.estimate import Band, of_worst_rank, uncollected
 from memfit.hardware import Cluster
 from memfit.hardware import usable as offered
 from memfit.job import Job
@@ -230,7 +230,8 @@ def _study(matrix: Matrix, progress: Progress) -> Study:
 
 def cell(matrix: Matrix, model: Model, cluster: Cluster, seq: int, way: Way) -> Cell:
     try:
-        found = estimate(model, matrix.job(way, cluster, seq), cluster, strategy(way, cluster))
+        job, layout = matrix.job(way, cluster, seq), strategy(way, cluster)
+        found = of_worst_rank(model, job, cluster, layout)
     except InputError as bad:
         return Cell(way=way, refused=bad.problems[0].message)
     return Cell(

@@ -101,9 +101,9 @@ def groups_of(program: Program) -> Iterator[list[int]]:
             yield group
 
 
-def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
-    """(rank, how many are like it): ranks among which the worst is, and the one with the least; or
-    the one that is likely the worst."""
+def distinct_ranks(program: Program, *, every: bool, lightest: bool) -> tuple[tuple[int, int], ...]:
+    """(rank, how many are like it): ranks among which the worst is, and where `lightest` the one
+    with the least; or the one that is likely the worst."""
     zero = program.strategy.zero
     assert zero is not None
     zero = replace(zero, size=program.strategy.partitions)
@@ -127,14 +127,17 @@ def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], .
         for share in found
     }
     worst, least = max(found, key=weights.__getitem__), min(found, key=weights.__getitem__)
-    if every and zero.contiguous and len(groups) == 1 and not zero.round_robin:
+    if not every:
+        heavy = {worst}
+    elif zero.contiguous and len(groups) == 1 and not zero.round_robin:
         # what a rank holds it holds whole from its first gradient on, and they come one after the
         # other
         coming = found[::-1] if zero.stage == 2 or zero.overlap else found
-        chosen = {*leading(coming, lambda one: one.largest if away else one.reaching), worst, least}
+        heavy = {*leading(coming, lambda one: one.largest if away else one.reaching), worst}
     else:
-        chosen = {*heaviest(found), least} if every else {worst}
-    return tuple((share.first, share.alike) for share in sorted(chosen))
+        heavy = heaviest(found)
+    chosen = [*sorted(heavy), *({least} - heavy if every and lightest else ())]
+    return tuple((share.first, share.alike) for share in chosen)
 
 
 __all__ = ["Share", "heaviest", "part_of", "shares", "distinct_ranks"]

@@ -84,8 +84,12 @@ class ZeRO12(ZeRO):
         )
 
     @staticmethod
-    def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
-        return None if program.strategy.partitions == 1 else distinct_ranks(program, every=every)
+    def distinct_ranks(
+        program: Program, *, every: bool, lightest: bool
+    ) -> tuple[tuple[int, int], ...] | None:
+        if program.strategy.partitions == 1:
+            return None
+        return distinct_ranks(program, every=every, lightest=lightest)
 
     # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
