@@ -149,12 +149,9 @@ class Estimate(Presented):
         pp, ranks = self.strategy.pp, [rank for rank, _ in self.strategy.distinct()]
         stages = alike(pp, len(self.model.layers)) if pp is not None and pp.size > 1 else (0,)
         own = self.strategy.rank * len(ranks) // self.strategy.ranks
-        short = (
-            self.memory.tape.repeats or waits(self.job) or not foldable(self.strategy)
-        )  # where nothing folds, short is long
         tapes = {
-            stage: self.memory.tape
-            if short and stage == own
+            stage: self._short
+            if stage == own
             else lower(
                 self.model,
                 self.job,
@@ -190,13 +187,13 @@ class Estimate(Presented):
 
     @property
     def _short(self) -> Tape:
-        """This rank's tape, one layer for many."""
+        """This rank's tape, one layer for many, where layers fold."""
         tape = self.memory.tape
-        return (
-            tape
-            if tape.repeats or self.cluster is None
-            else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
-        )
+        if tape.short is not None:
+            return tape.short
+        if tape.repeats or self.cluster is None or waits(self.job) or not foldable(self.strategy):
+            return tape
+        return lower(self.model, self.job, self.strategy, self.cluster, compact=True)
 
     @property
     def untimed(self) -> str:

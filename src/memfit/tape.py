@@ -141,7 +141,7 @@ class Tape:
     blocks that layers hand to one another or share make some events of a span odd. Live sums are
     exact on a compact tape; a replay of the allocator needs a flat one (`repeats` empty). `notes`
     say what the producer took for granted; `parameters` are those of the model and those trained,
-    where the producer counted them.
+    where the producer counted them. `short`: the compact tape that a flat one was written from.
     """
 
     events: tuple[Event, ...]
@@ -151,6 +151,7 @@ class Tape:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Problem, ...] = ()
     parameters: tuple[int, int] = (0, 0)
+    short: Tape | None = field(default=None, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)

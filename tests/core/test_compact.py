@@ -3,11 +3,15 @@ same moments."""
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import count
 from typing import Any
 
 import pytest
 
+import memfit.lower
+from memfit.estimate import estimate
+from memfit.hardware import parse_cluster
 from memfit.job import Job
 from memfit.lower import lower, walked, whole
 from memfit.lower.expand import expanded
@@ -45,6 +49,19 @@ JOBS: tuple[dict[str, Any], ...] = (
     {"task": "inference"},
     {"task": "inference", "cache": "static", "batch": 4},
 )
+
+
+def test_an_estimate_walks_its_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is that of the walk which the tape was written out from."""
+    walks, walk = [], memfit.lower.walk
+    monkeypatch.setattr(memfit.lower, "walk", lambda *given: walks.append(1) or walk(*given))
+    found = estimate(build(LLAMA), Job(method="lora"), parse_cluster("a100-pcie-40gb"))
+    assert found.time is not None
+    assert len(walks) == 1
+    short = lower(found.model, found.job, cluster=found.cluster, compact=True)
+    again = dataclasses.replace(found, memory=dataclasses.replace(found.memory, tape=short)).time
+    assert again is not None
+    assert found.time.seconds == pytest.approx(again.seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +210,7 @@ def numbered(events: tuple[Event, ...]) -> list[Event]:
 
 
 def written_out(model: Model, job: Job) -> tuple[Event, ...] | None:
-    events, spans, program = whole(walked(model, job))
+    events, spans, program, _ = whole(walked(model, job))
     assert spans
     return expanded(events, spans, program.entries, model.path)
 

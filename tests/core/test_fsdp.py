@@ -220,7 +220,7 @@ def test_one_layer_stands_for_all(
     short, long = walked(model, job, None, strategy), walked(model, job, None, strategy, None)
     assert short is not None
     assert long is not None
-    (events, spans, program), flat = short, long.events
+    (events, spans, program, _), flat = short, long.events
     assert spans
     written = expanded(events, spans, program.entries, model.path)
     if written is not None:  # else every layer is walked

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 
 class Walk(NamedTuple):
+    """`short`: the walk that this one was written out from."""
+
     events: tuple[Event, ...]
     repeats: tuple[Repeat, ...]
     program: Program
+    short: Walk | None = None
 
 
 def lower(
@@ -43,11 +46,12 @@ def lower(
 ) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
     found = (shortest if compact else full)(model, job, cluster, strategy or ONE)
-    return Tape(
+    rank = 0 if strategy is None else strategy.rank
+    tape = partial(Tape, source="formula", rank=rank)
+    return tape(
         events=found.events,
-        source="formula",
-        rank=0 if strategy is None else strategy.rank,
         repeats=found.repeats,
+        short=found.short and tape(events=found.short.events, repeats=found.short.repeats),
     )
 
 
@@ -138,7 +142,7 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
     return (
         whole(walked(model, job, cluster, strategy, None))
         if flat is None
-        else found._replace(events=cast("tuple[Event, ...]", flat), repeats=())
+        else found._replace(events=cast("tuple[Event, ...]", flat), repeats=(), short=found)
     )
 
 
