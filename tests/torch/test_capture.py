@@ -26,6 +26,7 @@ from memfit.model.families._captured import (
     stored,
 )
 from memfit.simulate.memory import memory
+from memfit.tape import Alloc, Free, Tape
 from memfit.tape import check as legal
 from memfit.techniques.captured_graphs import stands_still
 from memfit.trace import trace_config
@@ -40,6 +41,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
 )
 SERVED = [name for name in sorted(ROWS) if known_settings(name) >= set(PASSES)]
+LOOPING = [name for name in SERVED if any(one.loops for one in graphs_of(name, "prefill").values())]
 # Of `generate`: mostly prompt, mostly answer, and packed weights
 GENERATION: tuple[dict[str, Any], ...] = (
     {"batch": 9, "seq": 1500, "new_tokens": 20},
@@ -123,6 +125,26 @@ def test_peaks_of_generation_are_those_of_the_trace(name: str, case: dict[str, A
     gap = ours.allocated - theirs.allocated
     assert abs(gap) <= WORST * theirs.allocated, f"{gap / theirs.allocated:+.2%}"
     assert ours.parts.get("kv_cache", 0) == theirs.parts.get("kv_cache", 0)
+
+
+@pytest.mark.parametrize("name", LOOPING)
+def test_iterations_are_repeated_as_they_would_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, job = build(unseen(ROWS[name])), Job(task="inference", batch=2, seq=700, new_tokens=2)
+    short = numbered(lower(model, job))
+    monkeypatch.setattr("memfit.graph.loops.FEW", 10**9)
+    monkeypatch.setattr("memfit.lower.captured.run._KNOWN", {})
+    assert numbered(lower(model, job)) == short
+
+
+def numbered(tape: Tape) -> list[Any]:
+    """The events, with blocks by the order in which they are made."""
+    ids: dict[int, int] = {}
+    return [
+        one._replace(id=ids.setdefault(one.id, len(ids))) if isinstance(one, (Alloc, Free)) else one
+        for one in tape.events
+    ]
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -1,8 +1,11 @@
-"""Writes a graph's loops out: three captured iterations become as many as the sizes ask for."""
+"""Writes a graph's loops out: three captured iterations become as many as the sizes ask for, or a
+few, where the others repeat what one of them does."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from memfit.graph.dims import Dims, evaluated
 from memfit.graph.layer import Graph, Loop, Op, Value
@@ -10,15 +13,49 @@ from memfit.graph.layer import Graph, Loop, Op, Value
 KEPT = 3
 
 
-def unrolled(graph: Graph, dims: Dims) -> Graph:
-    """The graph with every loop written out, the last one first."""
-    for loop in reversed(graph.loops):
-        graph = _unrolled(graph, loop, evaluated(loop.count, dims))
-    return replace(graph, loops=())
+FEW = 6  # iterations that are written where the others repeat the fifth
 
 
-def _unrolled(graph: Graph, loop: Loop, count: int) -> Graph:
-    return _Writer(graph, loop, count).graph()
+class Jump(NamedTuple):
+    """The operations from `first` to `second` are one iteration, those up to `last` the next one,
+    which happens `times` more than it is written."""
+
+    first: int
+    second: int
+    last: int
+    times: int
+
+
+def unrolled(graph: Graph, dims: Dims, *, few: bool = False) -> tuple[Graph, tuple[Jump, ...]]:
+    """The graph with every loop written out, the last one first. `few`: of a loop whose iterations
+    leave nothing behind, a few iterations and how often one of them repeats."""
+    counts = [evaluated(loop.count, dims) for loop in graph.loops]
+    short = [few and count > FEW and _steady(graph, loop) for loop, count in _zip(graph, counts)]
+    written = [FEW if cut else count for cut, count in zip(short, counts, strict=True)]
+    jumps: list[Jump] = []
+    moved = 0  # operations that the loops before have more than was captured
+    for loop, cut, count, found in zip(graph.loops, short, written, counts, strict=True):
+        place = loop.start + moved + (FEW - 3) * loop.period
+        if cut:
+            after = place + loop.period
+            jumps.append(Jump(place, after, after + loop.period, found - FEW))
+        moved += (count - KEPT) * loop.period
+    for loop, count in reversed(_zip(graph, written)):
+        graph = _Writer(graph, loop, count).graph()
+    return replace(graph, loops=()), tuple(jumps)
+
+
+def _zip(graph: Graph, counts: Sequence[int]) -> list[tuple[Loop, int]]:
+    return list(zip(graph.loops, counts, strict=True))
+
+
+def _steady(graph: Graph, loop: Loop) -> bool:
+    """Whether everything that an iteration makes is gone when the next one is over."""
+    begin = loop.start + loop.period
+    made = {one for op in graph.ops[begin : begin + loop.period] for one in op.outputs}
+    own = [value for value in graph.values if value.id in made and value.of is None]
+    end = loop.start + KEPT * loop.period
+    return all(value.until is not None and value.until <= end for value in own)
 
 
 class _Writer:
@@ -162,4 +199,4 @@ class _Writer:
         return self.loop.start + target * self.loop.period + place + 1
 
 
-__all__ = ["unrolled"]
+__all__ = ["Jump", "unrolled"]

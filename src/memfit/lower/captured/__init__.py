@@ -34,7 +34,8 @@ def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
 
     graphs, batch = model.graphs, int(ctx.batch)
     graph = graphs.of(name, batch, ctx.keys, setting(ctx))
-    return evaluation(graph, graphs.whole(batch, ctx.keys))
+    few = not ctx.job.training
+    return evaluation(graph, graphs.whole(batch, ctx.keys), few=few)
 
 
 def setting(ctx: Context) -> str:

@@ -14,11 +14,12 @@ from memfit.lower.stacks import Replaced
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Shape, Tensor
 from memfit.model.families._captured import PAST
-from memfit.tape import Part
+from memfit.tape import Alloc, Event, Free, Part
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
+    from memfit.lower.recorder import Recorder
     from memfit.model.modules import Linear
 
 Strides: TypeAlias = Shape | None
@@ -97,22 +98,12 @@ class Frame:
 class Evaluation:
     """A graph with these dimensions, ready to run."""
 
-    def __init__(self, graph: Graph, dims: Dims) -> None:
-        graph = unrolled(graph, dims)
+    def __init__(self, graph: Graph, dims: Dims, *, few: bool = False) -> None:
+        graph, self.jumps = unrolled(graph, dims, few=few)
         self.graph, self.dims = graph, dims
         self.shorter: dict[str, Evaluation] = {}
         values = {one.id: one for one in graph.values}
-        self.specs = {
-            one.id: Spec(
-                shape=(shape := tuple(evaluated(size, dims) for size in one.shape)),
-                strides=None
-                if one.strides is None
-                else normal(shape, tuple(evaluated(size, dims) for size in one.strides)),
-                format=one.format,
-                view=one.of is not None,
-            )
-            for one in graph.values
-        }
+        self.specs = specs_of(graph, dims)
         roots: dict[int, list[int]] = {}
         for one in graph.values:
             roots.setdefault(root_of(one.id, values), []).append(one.id)
@@ -203,7 +194,12 @@ class Evaluation:
         frame = Frame(ctx=ctx, bound=bound, linears=linears, env=env)
         r = ctx.r
         module = ""
-        for step in self.steps:
+        reached: dict[int, int] = {}  # operation -> how many events were there before it
+        begun = {place for jump in self.jumps for place in jump[:2]}
+        over = {jump.last: jump for jump in self.jumps}
+        for place, step in enumerate(self.steps):
+            if place in begun:
+                reached[place] = len(r.events)
             op = step.op
             if bound.stacks and op.where != module:
                 module = op.where
@@ -217,9 +213,66 @@ class Evaluation:
                 for name in step.releases:
                     env.pop(self.graph.inputs[name], None)
                     owner.pop(name, None)
+            if place + 1 in over:
+                jump = over[place + 1]
+                repeat(r, reached[jump.first], reached[jump.second], jump.times)
         if caches is not None:
             caches += [env[number] for number in self.cached if number in env]
         return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
+
+
+def specs_of(graph: Graph, dims: Dims) -> dict[int, Spec]:
+    """Every value's shape and layout in numbers."""
+    known: dict[int | str, int] = {}
+
+    def size(text: int | str) -> int:
+        if text not in known:
+            known[text] = evaluated(text, dims)
+        return known[text]
+
+    found: dict[int, Spec] = {}
+    for one in graph.values:
+        shape = tuple(map(size, one.shape))
+        strides = None if one.strides is None else normal(shape, tuple(map(size, one.strides)))
+        found[one.id] = Spec(
+            shape=shape, strides=strides, format=one.format, view=one.of is not None
+        )
+    return found
+
+
+def repeat(r: Recorder, first: int, second: int, times: int) -> None:
+    """Write the events from `second` on `times` more, before themselves. Those from `first` to
+    `second` are the same iteration's, one earlier, whose blocks they may free."""
+    before, last = r.events[first:second], r.events[second:]
+    older = {event.id: at for at, event in enumerate(before) if isinstance(event, Alloc)}
+    own = {event.id: at for at, event in enumerate(last) if isinstance(event, Alloc)}
+    if [type(one) for one in before] != [type(one) for one in last]:
+        raise AssertionError("iterations of a captured loop differ")
+    made = {at: id for id, at in older.items()}  # place in the iteration -> block, of the last one
+    found: list[Event] = []
+    for _ in range(times):
+        fresh = {at: r.number() for at in own.values()}
+        found += [renumbered(event, own, fresh, older, made) for event in last]
+        made = fresh
+    same = {at: id for id, at in own.items()}
+    r.events[second:] = [*found, *(renumbered(one, own, same, older, made) for one in last)]
+
+
+def renumbered(
+    event: Event,
+    own: Mapping[int, int],
+    fresh: Mapping[int, int],
+    older: Mapping[int, int],
+    made: Mapping[int, int],
+) -> Event:
+    """The event with the blocks of another iteration, and of the one before that."""
+    if isinstance(event, Alloc):
+        return event._replace(id=fresh[own[event.id]])
+    if isinstance(event, Free) and event.id in own:
+        return event._replace(id=fresh[own[event.id]])
+    if isinstance(event, Free) and event.id in older:
+        return event._replace(id=made[older[event.id]])
+    return event
 
 
 def root_of(number: int, values: Mapping[int, Value]) -> int:
@@ -312,18 +365,19 @@ def upcasts(graph: Graph) -> dict[int, int]:
     return found
 
 
-_KNOWN: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Graph, Evaluation]] = {}
+_KNOWN: dict[tuple[int, bool, tuple[tuple[str, int], ...]], tuple[Graph, Evaluation]] = {}
 LIMIT = 256
 
 
-def evaluation(graph: Graph, dims: Dims) -> Evaluation:
-    """The evaluation of a graph, from memory where it is known."""
-    key = (id(graph), tuple(sorted(dims.items())))
+def evaluation(graph: Graph, dims: Dims, *, few: bool = False) -> Evaluation:
+    """The evaluation of a graph, from memory where it is known. `few`: where nothing is saved for a
+    backward, iterations of a loop that repeat are written from the events of one."""
+    key = (id(graph), few, tuple(sorted(dims.items())))
     known = _KNOWN.get(key)
     if known is None or known[0] is not graph:
         if len(_KNOWN) > LIMIT:
             _KNOWN.clear()
-        known = _KNOWN[key] = (graph, Evaluation(graph, dims))
+        known = _KNOWN[key] = (graph, Evaluation(graph, dims, few=few))
     return known[1]
 
 
