@@ -104,8 +104,9 @@ def test_equal_layers_are_one_value(name: str, index: int) -> None:
     assert len({id(layer) for layer in layers}) == len(set(layers))
 
 
-def their_layers(model: Any, prefix: str) -> list[Any]:
-    return list(model.get_submodule(prefix))
+def their_layers(their: Any, model: Model) -> list[Any]:
+    """Those that text passes through."""
+    return [their.get_submodule(model.path(number)) for number in range(len(model.layers))]
 
 
 def mixers(layer: Layer) -> tuple[Attention | Latent | None, MoE | None]:
@@ -122,7 +123,7 @@ def test_windows_and_dropouts(name: str, index: int) -> None:
     text = their.config.get_text_config()
     types = getattr(text, "layer_types", None)
     for place, (mine, other) in enumerate(
-        zip(model.layers, their_layers(their, model.prefix), strict=True)
+        zip(model.layers, their_layers(their, model), strict=True)
     ):
         attention, code = mixers(mine)[0], getattr(other, "self_attn", None)
         if attention is None or code is None or not hasattr(code, "attention_dropout"):
@@ -136,9 +137,7 @@ def test_windows_and_dropouts(name: str, index: int) -> None:
 @pytest.mark.parametrize(("name", "index"), WRITTEN)
 def test_experts(name: str, index: int) -> None:
     model = ours(name, index)
-    for mine, other in zip(
-        model.layers, their_layers(theirs(name, index), model.prefix), strict=True
-    ):
+    for mine, other in zip(model.layers, their_layers(theirs(name, index), model), strict=True):
         moe = mixers(mine)[1]
         active = {module.top_k for module in other.modules() if hasattr(module, "top_k")}
         assert active == ({moe.active} if moe else set())

@@ -28,6 +28,7 @@ SEEING = (
     "qwen3_5",
     "gemma4",
     "mistral3",
+    "mllama",
     "llava",
 )
 

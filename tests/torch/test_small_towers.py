@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from memfit.job import Job
@@ -10,8 +12,16 @@ from memfit.model.families import build, find
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Tape
 from memfit.trace import trace_config
+from memfit.uses import strategy_from
 
-FILLS = {"llava": True, "qwen2_vl": True, "qwen3_vl": True, "mistral3": False, "lighton_ocr": False}
+FILLS = {
+    "llava": True,
+    "qwen2_vl": True,
+    "qwen3_vl": True,
+    "mllama": True,
+    "mistral3": False,
+    "lighton_ocr": False,
+}
 JOB = Job(checkpointing="none", precision="fp32", batch=2, seq=128, optimizer="sgd")
 
 
@@ -29,3 +39,25 @@ def test_training_fills_a_cache_where_the_real_code_does(kind: str) -> None:
     # Sections of rotary tables are put together, too: a few more in the real code.
     assert 0 <= joined(traced) - joined(ours) < 4 * len(model.layers)
     assert memory(ours).allocated == pytest.approx(memory(traced).allocated, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"checkpointing": "full", "use": "fsdp=4"},
+        {"method": "lora"},
+        {"method": "qlora", "checkpointing": "full"},
+        {"task": "inference", "new_tokens": 3},
+    ],
+    ids=str,
+)
+def test_layers_that_text_passes_by_stand_idle(case: dict[str, Any]) -> None:
+    """Llama 3.2 Vision's cross-attention: not gathered, not recomputed, without a cache."""
+    config = {**find("mllama").examples[0], "dtype": "bfloat16"}
+    given = {**case}
+    use = given.pop("use", "")
+    strategy = strategy_from([use] if use else [], None)
+    job = Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **given})
+    ours = memory(lower(build(config), job, strategy))
+    theirs = memory(trace_config(config, job, strategy=strategy))
+    assert ours.allocated == pytest.approx(theirs.allocated, rel=5e-4)

@@ -263,9 +263,9 @@ def units(body: Body) -> Iterator[Unit]:
         {id(leaf) for name, leaf in ends if within(name, modules)}
         for modules in (model.embed, (*model.final, model.head))
     )
-    yield Unit(
-        name=ROOT, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) not in first | last)
-    )
+    idle = idle_layers(body)
+    apart = first.union(last, *({id(leaf) for leaf in leaves} for leaves in idle.values()))
+    yield Unit(name=ROOT, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) not in apart))
     yield Unit(name=EMBED, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) in first))
     for entry, bound in zip(body.program.entries, body.layers, strict=True):
         yield Unit(
@@ -274,9 +274,23 @@ def units(body: Body) -> Iterator[Unit]:
             leaves=tuple(leaf for _, leaf in parameters(bound)),
             times=entry.times,
         )
+    for name, leaves in idle.items():
+        yield Unit(name=name, span=name, leaves=leaves)
     yield Unit(
         name=TAIL, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) in last - first)
     )
+
+
+def idle_layers(body: Body) -> dict[str, tuple[Tensor, ...]]:
+    """Layers of the language model's own list that no text passes through, as Llama 3.2 Vision has:
+    modules that are never gathered."""
+    start = f"{body.model.prefix}."
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for path, leaf in parameters(body.ends):
+        if path.startswith(start):
+            name = start + path[len(start) :].partition(".")[0]
+            found[name] = (*found.get(name, ()), leaf)
+    return found
 
 
 def stage_units(body: Body, stage: Stage) -> list[frozenset[str]]:

@@ -63,7 +63,7 @@ def settled(engine: Engine, body: Body) -> Iterator[Unit]:
     bounds = {bound.prefix: bound for bound in (body.ends, *body.layers)}
     for unit in units(body):
         r.mark("load", unit.span)
-        if unit.span not in seen:
+        if unit.span in bounds and unit.span not in seen:
             seen.add(unit.span)
             for tensor, part in whole(bounds[unit.span], body):
                 settle(r, tensor, part)
