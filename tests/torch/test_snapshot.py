@@ -172,7 +172,8 @@ def drawn(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not PICTURES.is_dir(), reason="`make setup` puts matplotlib there")
 def test_the_timeline_as_a_png(tmp_path: Path) -> None:
     run = drawn(tmp_path, os.pathsep.join([str(PICTURES), os.environ.get("PYTHONPATH", "")]))
-    assert (run.returncode, run.stderr) == (0, "")
+    said = [line for line in run.stderr.splitlines() if not line.startswith("tracing:")]
+    assert (run.returncode, said) == (0, [])  # a slow machine hears how far it is
     written = (tmp_path / "run.png").read_bytes()
     assert written.startswith(b"\x89PNG\r\n\x1a\n")
     wide, high = struct.unpack(">II", written[16:24])
