@@ -84,20 +84,32 @@ more promised`: the share of logs in which the engine had less cache than memfit
 5 %. Left out as evidence: three logs from which constants are taken (ROCm, CUDA graphs), and
 nine of one publisher's GPTQ files, whose group size was chosen by the weights that they log. Two
 readings use a row's own figures: where a name such as "A100" leaves the size open, the smallest
-card that holds the logged weights and cache is taken, and Unsloth's number of sequences follows
-from the logged weights.
+card that holds the logged weights and cache is taken, and Unsloth's number of sequences, where its
+log is not at hand, follows from the logged weights.
 Rows of llama.cpp and its fork with one figure each are gathered by run; of these only the weights
 (`model_gib`, all devices) and the cache of the whole model are compared, since the placement of
 tensors is not printed. Files that publishers made by recipes of their own, under the name of one
 of llama.cpp's, are up to 25 % off.
-What is off, and why: nine logs of a Radeon AI PRO R9700 under one build of vLLM 0.11.2 have up to
-2.6 GiB less cache than the same commands under 0.13, for a reason that their options do not say;
-logs of Ascend cards differ as redundant experts would make them, which they do not print (inferred,
-not confirmed); on a DGX Spark SGLang reads the available memory of the machine, which its own
-processes fill, too; Unsloth, which starts vLLM itself, does not print the rank of
-its adapters. No row was held out: the rules were read from source and checked against these logs,
-so expect logs that nobody has seen to be further off.
+What is off, and why: nine logs of a Radeon AI PRO R9700 under one build of vLLM 0.11.2 have 0.5 to
+3.0 GiB less cache than memfit says, all of them starts that compiled; the same command with
+compiled kernels has what memfit says, and what holds the memory is not known. On Ascend cards 0.8
+to 1.9 GiB of a rank are unexplained, and 14 GiB where attention is split over contexts, which
+memfit does not know. On a DGX Spark SGLang reads the available memory of the machine, which its own
+processes fill, too. The memory of images in vLLM's profiling run and MTP layers are not counted. No
+row was held out: the rules were read from source and checked against these logs, so expect logs
+that nobody has seen to be further off.
 """
+SPEEDS = """\
+### Speed of one request
+
+Tokens per second of one request, prompt included (QwenLM/Qwen3's speed benchmarks of vLLM 0.4 and
+0.6.3 on A100 and SGLang 0.4.6 on H20) against the time of its steps. In order: pairs of one
+version, GPU and load whose speeds differ by 10 % or more, and have the same order in both. Two rows
+gave the time in which the GPU waits for V0's host, and are left out. What is off: the H20 of these
+rows reads 1.6 TB/s, whatever the format, and its own figure is 4; experts in GPTQ under SGLang
+0.4.6 take 28 ms more; the kernels of vLLM 0.4 for AWQ and experts are older than the rates.
+"""
+SPEED_HEAD = ("engine", "answered", "median", "p95", "pairs", "in order %")
 PEERS = """\
 ## Other people's tools
 
@@ -528,10 +540,25 @@ def page(data: dict[str, Any]) -> Iterator[str]:
 def serving_section() -> None:
     """The table of serving engines in docs/accuracy.md, anew."""
     from memfit.truth.served import judge, read_served, summed
+    from memfit.truth.served_speed import judge_speed, read_speeds, summed_speeds
 
     rows = report.served_rows(summed(map(judge, read_served())))
     lines = table(report.SERVED_HEAD, rows, report.WORDS)
-    section = "\n".join([SERVING, *lines]) + "\n"
+    speeds = summed_speeds(map(judge_speed, read_speeds()))
+    timed = [
+        (
+            engine,
+            f"{one['answered']} of {one['rows']}",
+            report.share(one["median"]),
+            report.share(one["p95"]),
+            str(one["pairs"]),
+            report.share(one["pairs_in_order"]),
+        )
+        for engine, one in speeds.items()
+    ]
+    section = (
+        "\n".join([SERVING, *lines, "", SPEEDS, *table(SPEED_HEAD, timed, report.WORDS)]) + "\n"
+    )
     path = ROOT / "docs" / "accuracy.md"
     text = path.read_text(encoding="utf-8")
     start = text.find(SERVING.split("\n", 1)[0])

@@ -28,6 +28,7 @@ from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import Rank, rank_bytes
 from memfit.truth.accuracy import accuracy
 from memfit.truth.served import read_served
+from memfit.truth.served_speed import judge_speed, read_speeds, summed_speeds
 from memfit.verb_engine import serve
 
 
@@ -204,6 +205,32 @@ def test_accuracy_gathers_figures_of_a_run_of_llama_cpp(tmp_path: Path) -> None:
     assert found["figures"]["kv_gib"] == {"n": 2, "median": 0.0, "p95": 0.0}
     assert found["figures"]["model_gib"]["n"] == 1
     assert found["figures"]["model_gib"]["median"] < 1e-3
+
+
+def test_speeds_of_one_request(tmp_path: Path) -> None:
+    """Of a prompt and its answer; V0's host is part of each step, and of no step of V1."""
+    row = {
+        "id": "one",
+        "engine": "vllm",
+        "engine_version": "vllm 0.6.3",
+        "model": "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
+        "gpu": "NVIDIA A100 80GB",
+        "metric": "throughput_only",
+        "batch": 1,
+        "seq": {"input": 6144, "new_tokens": 2048},
+        "speed": {"tokens_per_s": 141.1},
+    }
+    other = {**row, "id": "two", "engine_version": "vllm 0.11.0"}
+    both = {**row, "id": "three", "speed": {"tokens_per_s_prompt_plus_generated": 564.4}}
+    wrong = {**row, "seq": {"input": -1, "new_tokens": 2048}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, (row, other, both, wrong))))
+    first, second, third = (judge_speed(one) for one in read_speeds(file))
+    assert abs(first.error) < 0.1, "QwenLM/Qwen3 speed_benchmark.rst@a912d23"
+    assert first.seconds - second.seconds == pytest.approx(2.4e-3 * 2048, rel=0.01)
+    assert third.row.seconds == pytest.approx(first.row.seconds)
+    assert summed_speeds([first, second])["vllm"]["pairs"] == 0, "not of one version"
+    assert summed_speeds([judge_speed(one) for one in read_speeds()])["vllm"]["median"] < 0.12
 
 
 def test_names_say_how_a_checkpoint_is_quantized() -> None:

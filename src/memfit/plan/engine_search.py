@@ -294,7 +294,9 @@ def speed_of(
         return None
     found = question.planned.on_rank(asked)
     alone = replace(cluster, gpus_per_node=one.tensor, nodes=1)
-    engine = Engine(model=found.model, rank=found.rank, cluster=alone, cached=found.cached)
+    engine = Engine(
+        model=found.model, rank=found.rank, cluster=alone, cached=found.cached, host=found.host
+    )
     each = -(-users // one.replicas)
     middle = load.prompt + load.output // 2
     decode = step_seconds(engine, Step(decoding=each, context=middle))

@@ -29,6 +29,7 @@ from memfit.truth.baselines.peers import PEERS
 from memfit.truth.case import BROKEN, CONFIDENCES, METRICS
 from memfit.truth.causes import why
 from memfit.truth.served import summed
+from memfit.truth.served_speed import summed_speeds
 
 SCHEMA = 2
 WORDS = frozenset({"compared", "reason", "model", "cause", "version"})  # columns of text
@@ -649,6 +650,7 @@ def data(found: Accuracy) -> dict[str, Any]:
             for (kind, reason), (certain, count) in found.reasons().items()
         ],
         "serving": summed(found.served),
+        "serving_speed": summed_speeds(found.speeds),
     }
 
 

@@ -3,7 +3,8 @@
 The rates are those that GPUs were measured to reach (`hardware/rates.py`). CUDA graphs take the
 host's launches away, so a kernel costs its own time and no less than the smallest one measured. A
 step reads every weight once, of a mixture the experts that its tokens choose, and the cache of
-every request. Left out: sampling, scheduling and detokenizing, and copies between hosts.
+every request. Where an engine schedules and samples while the GPU waits, that is a constant of its
+version (`host`); else it is left out, as copies between hosts are.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A model on one rank of an engine, with the bytes of a cached number."""
+    """A model on one rank of an engine, with the bytes of a cached number and the seconds of a step
+    in which the GPU waits for the host."""
 
     model: Model
     rank: Rank
     cluster: Cluster
     cached: int = 2
+    host: float = 0.0
 
     @property
     def rates(self) -> Rates | None:
@@ -70,7 +73,9 @@ def step_seconds(engine: Engine, step: Step) -> float | None:
         each = sum(block_seconds(engine, known, layer, block, kept, step) for block in layer.blocks)
         total += each * len(places)
     sums = reduced(engine, step)
-    return None if sums is None else total + sums + head_seconds(engine, known, step)
+    if sums is None:
+        return None
+    return engine.host + total + sums + head_seconds(engine, known, step)
 
 
 def layer_kinds(model: Model) -> Iterator[tuple[Layer, list[int]]]:

@@ -24,13 +24,15 @@ PLANNED: dict[str, str] = {
 @dataclass(frozen=True, kw_only=True)
 class OnRank:
     """The model on one rank: `cached` bytes of a cached number, `chunk` tokens of a prompt that
-    one step takes, `requests` that run at once at most."""
+    one step takes, `requests` that run at once at most, `host` seconds of a step in which the GPU
+    waits for the host."""
 
     model: Model
     rank: Rank
     cached: int
     chunk: int
     requests: int
+    host: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from memfit.truth.baselines.peers import PEERS, asked
 from memfit.truth.case import KERNEL, KINDS, ONE, SERVED, SEVERAL, Case, Refused
 from memfit.truth.published import read
 from memfit.truth.served import ServedOutcome, judge, read_served
+from memfit.truth.served_speed import SpeedOutcome, judge_speed, read_speeds
 from memfit.truth.single import Kernel
 from memfit.truth.statistics import Figures, averaged, figures, middle
 
@@ -51,6 +52,7 @@ class Accuracy:
     kernels: tuple[KernelOutcome, ...] = ()
     absent: tuple[str, ...] = ()  # tools that were wanted and are not installed
     served: tuple[ServedOutcome, ...] = ()  # start-up logs of serving engines
+    speeds: tuple[SpeedOutcome, ...] = ()  # of one request to a serving engine
 
     @property
     def rows(self) -> int:
@@ -227,6 +229,7 @@ def accuracy(
         kernels=tuple(one for one in ordered if isinstance(one, KernelOutcome)),
         absent=absent,
         served=tuple(map(judge, logs)),
+        speeds=() if confidence or source else tuple(map(judge_speed, read_speeds(path))),
     )
 
 
