@@ -29,6 +29,7 @@ SEEING = (
     "gemma4",
     "mistral3",
     "mllama",
+    "llama4",
     "llava",
 )
 
@@ -179,5 +180,7 @@ def test_trl_is_not_assumed_where_it_fails() -> None:
 
     llama4 = {"architectures": ["Llama4ForConditionalGeneration"]}
     assert assumed({}, llama4, frozenset(), "bf16").get("framework", "") == ""
+    with pytest.raises(InputError, match="TRL's own head fails with `llama4`"):
+        estimate(build(example("llama4")), Job(seq=64, framework="trl"))
     others = {"architectures": ["Mistral3ForConditionalGeneration"]}
     assert assumed({}, others, frozenset(), "bf16")["framework"] == "trl"

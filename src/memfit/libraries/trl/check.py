@@ -20,6 +20,8 @@ FUSED = (
 )
 
 
+# Classes without `base_model_prefix` (transformers 5.23 modeling_llama4.py)
+OWN_BASE = frozenset({"llama4"})
 LARGEST = 2**28  # tokens of a step, each of which would be walked in tiles
 
 
@@ -58,6 +60,12 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if head_of(job) == "plain":
         return
+    if head_of(job) == "fused" and program.model.family in OWN_BASE:
+        message = (
+            f"TRL's own head fails with `{program.model.family}`, whose `base_model` is itself"
+        )
+        hint = "use `--framework transformers`, or an older TRL in `--versions`"
+        yield Problem(message=message, where="job.framework", hint=hint)
     if not program.model.tied and program.quantized(head, head.name):
         yield Problem(
             message="TRL's loss needs an unquantized head",

@@ -336,7 +336,7 @@ def needed(graph: Graph, outputs: Mapping[str, int]) -> frozenset[int]:
 # Operations that promote their operands, and under autocast too cast none of them.
 PROMOTING = frozenset(
     {"add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "cat"}
-    | {"neg", "clone", "silu", "gelu", "sigmoid", "tanh", "relu"}
+    | {"neg", "clone", "repeat", "silu", "gelu", "sigmoid", "tanh", "relu"}
 )
 
 

@@ -210,6 +210,60 @@ def gemma4_tower(fields: Fields, out: int) -> tuple[Weight, ...]:
     return tuple(weights())
 
 
+# -------------------------------------------------------------------------------- Llama 4's tower
+# Class defaults (transformers 5.23 configuration_llama4.py Llama4VisionConfig)
+LLAMA4 = {
+    "hidden_size": 768,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 448,
+    "patch_size": 14,
+    "vision_output_dim": 7680,
+    "projector_input_dim": 4096,
+    "projector_output_dim": 4096,
+}
+
+
+def llama4_tower(fields: Fields, out: int) -> tuple[Weight, ...]:
+    """Its patches are projected, and pixels are shuffled; `out` is the language model's width."""
+    of_kind(fields, "llama4_vision_model")
+    fields.assume(**LLAMA4)
+    root = "vision_model"
+    width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
+    patch = fields.count("patch_size")
+    places = (fields.count("image_size") // patch) ** 2 + 1
+    middle, last = fields.count("projector_input_dim"), fields.count("projector_output_dim")
+    heads, seen = fields.count("num_attention_heads"), fields.count("vision_output_dim")
+    fields.divides(heads, width, "num_attention_heads", "hidden_size")
+    pixels = fields.count("num_channels") * patch**2
+
+    def weights() -> Weights:
+        yield Weight(name=f"{root}.class_embedding", shape=(width,), role="embedding")
+        table = f"{root}.positional_embedding_vlm"
+        yield Weight(name=table, shape=(places, width), role="embedding")
+        yield from linear(f"{root}.patch_embedding.linear", pixels, width, bias=False)
+        for one in ("pre", "post"):
+            yield from layer_norm(f"{root}.layernorm_{one}", width)
+        for number in range(fields.layers()):
+            name = f"{root}.model.layers.{number}"
+            for one in ("q", "k", "v", "o"):
+                yield from linear(f"{name}.self_attn.{one}_proj", width, width)
+            yield from linear(f"{name}.mlp.fc1", width, inner)
+            yield from linear(f"{name}.mlp.fc2", inner, width)
+            for one in ("input", "post_attention"):
+                yield from layer_norm(f"{name}.{one}_layernorm", width)
+        yield from linear(f"{root}.vision_adapter.mlp.fc1", inner, middle, bias=False)
+        yield from linear(f"{root}.vision_adapter.mlp.fc2", last, last, bias=False)
+        turned = (places, 1, width // heads // 2)
+        name = f"{root}.rotary_embedding.freqs_ci"
+        yield Weight(name=name, shape=turned, role="buffer", format="complex64")
+        yield from linear("multi_modal_projector.linear_1", seen, out, bias=False)
+
+    return tuple(weights())
+
+
 # ------------------------------------------------------------------- Pixtral's and CLIP's towers
 # Class defaults (transformers 5.23 configuration_pixtral.py, configuration_clip.py)
 PIXTRAL = {
