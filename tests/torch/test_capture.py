@@ -118,8 +118,19 @@ def test_peaks_without_checkpoints_are_those_of_the_trace(number: int) -> None:
 @pytest.mark.parametrize(("name", "case"), turns(*GENERATION, names=SERVED), ids=str)
 def test_peaks_of_generation_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
     """Every token is generated in the trace, too."""
-    job = Job(task="inference", **case)
+    generates_as_the_trace(name, unseen(ROWS[name]), Job(task="inference", **case))
+
+
+@pytest.mark.parametrize("name", [name for name in SERVED if ROWS[name].window])
+def test_peaks_of_answers_that_outgrow_a_window_are_those_of_the_trace(name: str) -> None:
     config = unseen(ROWS[name])
+    config[ROWS[name].text] = {**config[ROWS[name].text], ROWS[name].window: 71}
+    for batch, seq, new_tokens in ((9, 1500, 3), (40, 60, 20)):
+        job = Job(task="inference", batch=batch, seq=seq, new_tokens=new_tokens)
+        generates_as_the_trace(name, config, job)
+
+
+def generates_as_the_trace(name: str, config: dict[str, Any], job: Job) -> None:
     if job.quant == "int8" and name in FOUR_DIMENSIONS:
         with pytest.raises(InputError, match="4 dimensions"):
             estimate(build(config), job)

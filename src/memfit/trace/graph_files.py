@@ -20,6 +20,7 @@ from memfit.job import Job
 from memfit.model.config import Fields
 from memfit.model.families._captured import (
     ALONE,
+    GENERATION,
     LATE,
     LONG,
     PAST,
@@ -58,6 +59,7 @@ SILENT = re.compile(
 
 
 # By their names in a graph
+WINDOWS = (SHORT, 58, 37)  # where a cache has as many tokens, less one
 ARGUMENTS = {"input_ids": "ids", "attention_mask": "mask", "position_ids": "positions"}
 
 
@@ -83,7 +85,9 @@ def family_file(row: Row, chosen: str = "") -> dict[str, Any]:
         general = setting(row, row.sizes, options)
         graphs = by_batch(row, general, options)
         if row.window:
-            short = replace(row, examples=tuple(windowed(row, one) for one in row.examples))
+            windows = WINDOWS if chosen in GENERATION else (SHORT,) * len(row.examples)
+            cut = (windowed(row, *one) for one in zip(row.examples, windows, strict=True))
+            short = replace(row, examples=tuple(cut))
             graphs |= by_window(
                 graphs, by_batch(short, setting(short, row.sizes, options), options)
             )
@@ -110,16 +114,21 @@ def by_window(whole: Mapping[str, Graph], cut: Mapping[str, Graph]) -> dict[str,
     for name in names:
         some = [one for one in (name, f"{name}{ALONE}") if one in cut]
         before = [one for one in (name, f"{name}{ALONE}") if one in whole]
-        if some != before or any(outline(cut[one]) != outline(whole[one]) for one in some):
+        if some != before or any(unlike(cut[one], whole[one]) for one in some):
             found |= {one.replace(name, f"{name}{LONG}"): cut[one] for one in some}
     return found
 
 
-def windowed(row: Row, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def unlike(one: Graph, other: Graph) -> bool:
+    """Whether they do something else, or read what other pieces call otherwise."""
+    return outline(one) != outline(other) or one.inputs != other.inputs
+
+
+def windowed(row: Row, config: Mapping[str, Any], window: int) -> Mapping[str, Any]:
     """An example with a window that cuts its sequences."""
     if row.text:
-        return {**config, row.text: {**config[row.text], row.window: SHORT}}
-    return {**config, row.window: SHORT}
+        return {**config, row.text: {**config[row.text], row.window: window}}
+    return {**config, row.window: window}
 
 
 def part(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,13 +147,15 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
     runs: list[Run] = []
     dims: list[dict[str, int]] = []
     kept_out = bounded(row.derived)
+    serving = options.get("task") == "inference"
     for config, (batch, seq) in zip(row.examples, sizes, strict=False):
         run, length = ran(config, batch, seq, options)
         runs.append(run)
         found = {**row.dims(text_of(row, config)), "batch": batch, "seq": length}
+        if serving and row.window:
+            found["window"] = text_of(row, config).count(row.window)
         found = completed(found, row.derived)
         dims.append({key: size for key, size in found.items() if key not in kept_out})
-    serving = options.get("task") == "inference"
     solver = Solver(dims)
     solver.check()
     cut = [pieces(run, run.head) for run in runs]

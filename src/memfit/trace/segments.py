@@ -45,6 +45,12 @@ class Piece:
     left: dict[str, int] = field(default_factory=dict)  # to the outside, by name
     unread: set[str] = field(default_factory=set)  # of `given`, those that are only let go here
 
+    def root(self, value: int) -> int:
+        """The value whose storage a value has."""
+        while (of := self.values[value].of) is not None:
+            value = of
+        return value
+
 
 def pieces(run: Run, head: str) -> dict[str, Piece]:
     """Every segment of a run by its name: `start`, the layers' paths, `final`, `tail`."""
@@ -202,7 +208,7 @@ class Builder:
             if place is not None:
                 self.done[place[0]].left[name] = place[1]
         for piece in self.done.values():
-            known = {*piece.left.values(), *piece.given.values()}
+            known = {piece.root(one) for one in (*piece.left.values(), *piece.given.values())}
             for value in piece.values if kept and layer_of(piece.name) else ():
                 late = value.of is None and value.gone not in ("", piece.name)
                 if late and value.id not in known:

@@ -99,17 +99,20 @@ def skip_to(r: Recorder, program: Program, cache: Cache, length: int, step: int)
     for where, state in cache.states.items():
         piece = kinds[where]
         assert piece is not None
-        batch = next(iter(state.values())).shape[0]
-        graph = graphs.of(piece.graph, batch, length + 1, "decode")
-        run = evaluation(graph, graphs.whole(batch, length + 1))
-        shapes = {name: run.specs[graph.inputs[name]].shape for name in state}
-        longer = [name for name, one in state.items() if one.shape != shapes[name]]
+        batch = program.job.batch
+        graph = graphs.of(piece.graph, batch, length, "decode")
+        run = evaluation(graph, graphs.whole(batch, length), few=True)
+        made = state.keys() & graph.outputs.keys()
+        shapes = {name: run.specs[graph.outputs[name]].shape for name in sorted(made)}
+        longer = [name for name in shapes if state[name].shape != shapes[name]]
         if not longer:
             continue
         r.mark("decode", where, step)
         formats = {name: state.pop(name).format for name in longer}
         for name, format in formats.items():
-            state[name] = r.tensor(shapes[name], format, "cat", "kv_cache")
+            whole = run.specs[run.root(graph.outputs[name])].shape
+            block = r.tensor(whole, format, "cat", "kv_cache")
+            state[name] = block.view(*shapes[name])
 
 
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:

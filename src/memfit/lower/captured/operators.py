@@ -131,6 +131,8 @@ def split(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, 
 # ------------------------------------------------------------------------------ element by element
 @operator("_to_copy")
 def cast(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    if args[0] is None:  # from the host
+        return (fresh(step, args, frame),)
     x = tensors(args)[0]
     spec = step.outs[0]
     format = frame.format(spec.format)

@@ -147,6 +147,10 @@ class Evaluation:
             for number, op in enumerate(graph.ops)
         )
 
+    def root(self, number: int) -> int:
+        """The value whose storage a value has."""
+        return root_of(number, {one.id: one for one in self.graph.values})
+
     def uncast(self) -> Evaluation:
         """The same without a cast of its result by the model itself, outside of its modules."""
         graph = self.graph

@@ -122,7 +122,8 @@ class Graphs:
 
     def whole(self, batch: int, seq: int) -> Dims:
         """All dimensions of a pass."""
-        return completed({**self.dims, "batch": batch, "seq": seq}, self.derived)
+        sizes = {"batch": batch, "seq": seq, "window": self.window}
+        return completed({**self.dims, **sizes}, self.derived)
 
 
 def completed(dims: Dims, derived: Mapping[str, tuple[str, ...]]) -> Dims:
