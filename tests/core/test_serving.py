@@ -247,6 +247,8 @@ def test_names_say_how_a_checkpoint_is_quantized() -> None:
         assert scheme is not None
         assert scheme.keeps("model.layers.0.linear_attn.out_proj") == kept, name
     assert by_name("RedHatAI/nothing-like-it-FP8") is None
+    assert by_name("unsloth/Qwen3-8B-bnb-4bit") is not None
+    assert by_name("unsloth/Qwen3-8B-unsloth-bnb-4bit") is None, "its config alone has the layers"
     plain = by_name("unsloth/Llama-3.2-3B-Instruct")
     assert plain is not None
     assert "quantization_config" not in plain.config

@@ -20,7 +20,7 @@ from memfit.hardware.gpu import variants
 from memfit.lazy_dataclass import dataclass
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question, Subject
-from memfit.serving.named import by_name
+from memfit.serving.named import by_name, split_name
 from memfit.truth.llama_runs import FORK, MAIN, gather_llama, is_llama
 from memfit.truth.rows import BUNDLED, LONGEST_LINE
 from memfit.truth.statistics import middle
@@ -258,7 +258,8 @@ def judge(row: ServedRow) -> ServedOutcome:
     try:
         engine = find_engine(MAIN if row.engine == FORK else row.engine)
         measured |= engine.row_figures(row.figures)
-        subject = engine.row_subject(row.model, row.options) or subject_of(row.model)
+        name = split_name(row.model)[0] if row.quantization else row.model
+        subject = engine.row_subject(name, row.options) or subject_of(name)
         if row.quantization:
             config = {**subject.config, "quantization_config": row.quantization}
             subject = replace(subject, config=config)
