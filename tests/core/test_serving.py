@@ -319,6 +319,27 @@ def test_weights_of_bitsandbytes_by_version() -> None:
     assert newer.figures["weights_gib"] == pytest.approx(9.10, abs=0.01)
 
 
+def test_a_start_that_compiles_on_rocm_promises_less() -> None:
+    """Two logs of one command on a Radeon AI PRO R9700: 12.73 GiB where kernels were compiled, and
+    15.33 where they were at hand (kyuz0/amd-r9700-vllm-toolboxes)."""
+    known = find_gpu("radeon-ai-pro-r9700")
+    options = {"gpu_memory_utilization": 0.98, "max_num_seqs": 64, "max_model_len": 65536}
+    for more, cache, notes in (
+        ({}, 12.73, 1),
+        ({"compiled": True}, 15.33, 0),
+        ({"enforce_eager": True}, 15.33, 0),
+    ):
+        question = Question(
+            subject=subject_from(from_catalog("meta-llama/Llama-3.1-8B-Instruct")),
+            devices=(Device(name=known.name, total=known.memory, gpu=known),),
+            options={**options, **more},
+            version="0.11.2",
+        )
+        answer = find_engine("vllm").answer(question)
+        assert answer.figures["kv_gib"] == pytest.approx(cache, rel=0.03)
+        assert sum("compiles its kernels" in one.message for one in answer.problems) == notes
+
+
 def test_flags_of_dp_attention_that_change_the_weights() -> None:
     """The output head is split as attention is, dense feed-forwards are whole, and ModelSlim keeps
     `kv_b_proj` in 16 bits."""

@@ -15,7 +15,7 @@ from memfit.serving.vllm.graphs import graph_bytes
 from memfit.serving.vllm.options import OPTIONS
 from memfit.serving.vllm.outside import non_torch
 from memfit.serving.vllm.profile import peak
-from memfit.serving.vllm.setup import Setup, set_up
+from memfit.serving.vllm.setup import COMPILED, Setup, set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import rank_bytes
 from memfit.units import GIB
@@ -62,7 +62,7 @@ class VLLM:
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name."""
-        known = {option.name for option in OPTIONS}
+        known = {COMPILED, *(option.name for option in OPTIONS)}
         return {name: value for name, value in row.items() if name in known and value is not None}
 
     def answer(self, question: Question) -> ServingAnswer:

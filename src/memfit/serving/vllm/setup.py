@@ -20,6 +20,8 @@ LARGE_GPU = 70 * GIB
 V0_TOKENS, LONG_V0 = 2048, 32768
 LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a step, as a server
 
+COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -44,6 +46,7 @@ class Setup:
     block: int
     hybrid: bool = True
     eager: bool = False
+    compiled: bool = False  # the kernels of an earlier start are at hand
     graphs: int = 512
     cache_bytes: int = 0
     offload: int = 0  # bytes of weights that stay in CPU memory
@@ -83,7 +86,7 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
-    problems += image_problems(subject.config, options)
+    problems += image_problems(subject.config, options) + compiling(question, rules)
     if options.get("speculative_config"):
         problems.append(
             Problem(
@@ -133,6 +136,7 @@ def set_up(question: Question) -> Setup:
         block=int(options.get("block_size", 16)),
         hybrid=not options.get("disable_hybrid_kv_cache_manager"),
         eager=bool(options.get("enforce_eager")),
+        compiled=bool(options.get(COMPILED)),
         graphs=int(options.get("max_cudagraph_capture_size", 512)),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
@@ -154,6 +158,22 @@ def image_problems(config: Mapping[str, Any], options: Mapping[str, Any]) -> lis
             message="the memory that vLLM sets aside for images is not counted",
             where="limit_mm_per_prompt",
             hint='without images (`--limit-mm-per-prompt {"image": 0}`) the answer is whole',
+        )
+    ]
+
+
+def compiling(question: Question, rules: Rules) -> list[Problem]:
+    """A word about starts on ROCm, which leave more memory once their kernels are compiled."""
+    gpu = question.devices[0].gpu if question.devices else None
+    eager = question.options.get("enforce_eager") or question.options.get(COMPILED)
+    if gpu is None or gpu.vendor != "amd" or rules.engine == 0 or eager:
+        return []
+    return [
+        Problem(
+            level="note",
+            message="this is a start that compiles its kernels; on ROCm the next one leaves up to "
+            "2.6 GiB more for the cache",
+            where="gpu",
         )
     ]
 
