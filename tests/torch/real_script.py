@@ -1,6 +1,7 @@
 """Runs a script on the CPU as `python script.py` would, and prints its peaks of live bytes: outside
 the optimizer's steps, whose temporaries are a GPU's, and of all."""
 
+import contextlib
 import os
 import runpy
 import sys
@@ -25,7 +26,7 @@ optimizer.register_optimizer_step_post_hook(phase("step"))
 script, *arguments = sys.argv[1:]
 sys.argv = [script, *arguments]
 sys.path.insert(0, str(Path(script).parent))
-with watch:
+with watch, contextlib.suppress(SystemExit):
     runpy.run_path(script, run_name="__main__")
 peaks = {name: one for name, one in watch.peaks.items() if name != "optimizer"}
 sys.stdout.write(f"\npeak of rank {os.environ.get('RANK', 0)}: {max(peaks.values())}\n")

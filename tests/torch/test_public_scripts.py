@@ -25,9 +25,18 @@ TRUE = {
     "nanochat.py": "--float32",
     "mingpt_ddp.py": "--no-amp --dropout 0",
     "imagenet.py": "",
+    "run_clm.py": "--tiny --do_train --do_eval --block_size 128 --max_steps 3 "
+    "--per_device_train_batch_size 16 --per_device_eval_batch_size 4 --output_dir out "
+    "--report_to none --eval_accumulation_steps 1",
+    "run_glue.py": "--tiny --do_train --do_eval --max_steps 3 --per_device_train_batch_size 16 "
+    "--output_dir out --report_to none",
+    "trl_reward.py": "",
+    "timm_train.py": "",
+    "diffusers_lora.py": "",
+    "sentence_pairs.py": "",
 }
 WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
-MODULES = ("blocks.py",)
+MODULES = ("blocks.py", "tiny.py")
 SCRIPTS = sorted(one.name for one in FOLDER.glob("*.py") if one.name not in MODULES)
 # What is traced at every commit; all with MEMFIT_WHOLE.
 SAMPLE = ("fsdp2.py", "mingpt_ddp.py", "nanochat.py")

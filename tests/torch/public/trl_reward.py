@@ -1,0 +1,27 @@
+"""In the order of TRL's reward_modeling.py: one label for each sequence, pairs of answers."""
+
+from datasets import Dataset
+from tiny import model, text, tokenizer
+from trl import RewardConfig, RewardTrainer
+
+rows = range(48)
+dataset = Dataset.from_dict(
+    {
+        "chosen": [text(120, start=4 + row) for row in rows],
+        "rejected": [text(120, start=300 + row) for row in rows],
+    }
+)
+training_args = RewardConfig(
+    output_dir="out",
+    per_device_train_batch_size=4,
+    max_length=128,
+    max_steps=3,
+    gradient_checkpointing=False,
+    bf16=False,
+    report_to="none",
+)
+trainer = RewardTrainer(
+    model=model(labels=1), args=training_args, train_dataset=dataset, processing_class=tokenizer()
+)
+trainer.train()
+trainer.save_model(training_args.output_dir)
