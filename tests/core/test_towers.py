@@ -33,6 +33,8 @@ SEEING = (
     "llava",
 )
 
+UNLISTED = ("internvl", "llava_next", "llava_onevision", "idefics3", "smolvlm")  # in no catalog
+
 
 def example(name: str, **changes: Any) -> dict[str, Any]:
     return {**find(name).examples[0], "dtype": "bfloat16", **changes}
@@ -47,7 +49,7 @@ def test_catalogued_models_have_their_exact_parameters(kind: str) -> None:
             assert build(one.config()).parameters == one.parameters, one.name
 
 
-@pytest.mark.parametrize("kind", SEEING)
+@pytest.mark.parametrize("kind", [*SEEING, *UNLISTED])
 def test_the_tower_is_idle(kind: str) -> None:
     """It takes memory, and neither gradients nor states."""
     model = build(example(kind))
@@ -139,6 +141,14 @@ def test_a_head_is_tied_where_the_language_model_says_so(kind: str, tied: bool) 
     config = example(kind, tie_word_embeddings=False)
     config["text_config"] = {**config["text_config"], "tie_word_embeddings": True}
     assert build(config).tied is bool(tied)
+
+
+def test_a_tower_beside_another_language_model_goes_to_the_trace() -> None:
+    for kind in ("mistral3", *UNLISTED):
+        config = example(kind)
+        other = {**config["text_config"], "model_type": "bloom"}
+        with pytest.raises(InputError, match="not supported yet: the language model `bloom`"):
+            build({**config, "text_config": other})
 
 
 def test_experts_have_another_name() -> None:

@@ -21,6 +21,11 @@ FILLS = {
     "mllama": True,
     "mistral3": False,
     "lighton_ocr": False,
+    "internvl": True,
+    "llava_next": False,
+    "llava_onevision": False,
+    "idefics3": False,
+    "smolvlm": False,
 }
 JOB = Job(checkpointing="none", precision="fp32", batch=2, seq=128, optimizer="sgd")
 

@@ -36,6 +36,16 @@ def text_fields(fields: Fields) -> Fields:
     return fields.section("text_config") if fields.mapping("text_config") else fields
 
 
+def kind_of(fields: Fields, kinds: tuple[str, ...]) -> str:
+    """The type of the language model, one of these; the first is the class default."""
+    text = text_fields(fields)
+    kind = text.text("model_type", default=kinds[0])
+    if kind not in kinds:
+        message = f"not supported yet: the language model `{kind[:40]}`"
+        text.blame("model_type", message, "`--by trace` runs the real code instead")
+    return kind if kind in kinds else kinds[0]
+
+
 def composite(
     fields: Fields,
     name: str,
@@ -45,6 +55,7 @@ def composite(
     tied: bool = False,
     tied_by_either: bool = False,
     hands_on_cache: bool = False,
+    prefix: str = PREFIX,
     **changes: Any,
 ) -> Model:
     """The model of class `name` whose language model is one of type `kind`. `hands_on_cache`: its
@@ -55,7 +66,7 @@ def composite(
     if tied_by_either and text.config.get("tie_word_embeddings") is not None:
         shared |= text.flag("tie_word_embeddings", default=tied)
     text.config = {**text.config, "tie_word_embeddings": shared}
-    model = rooted(find(kind).build(text), "model.", PREFIX)
+    model = rooted(find(kind).build(text), "model.", prefix)
     # The outer dtype holds for both parts.
     said = fields.value("dtype", "torch_dtype", default=None) is not None
     return replace(
@@ -70,4 +81,4 @@ def composite(
     )
 
 
-__all__ = ["composite", "rooted", "text_fields"]
+__all__ = ["composite", "kind_of", "rooted", "text_fields"]

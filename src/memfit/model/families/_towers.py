@@ -322,6 +322,19 @@ def pixtral_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     return width, tuple(weights())
 
 
+def clip_layers(name: str, layers: int, width: int, inner: int) -> Weights:
+    """The encoder of CLIP, SigLIP and Idefics 3, and the norm behind it."""
+    for number in range(layers):
+        layer = f"{name}.encoder.layers.{number}"
+        for part in ("k", "v", "q", "out"):
+            yield from linear(f"{layer}.self_attn.{part}_proj", width, width)
+        yield from layer_norm(f"{layer}.layer_norm1", width)
+        yield from linear(f"{layer}.mlp.fc1", width, inner)
+        yield from linear(f"{layer}.mlp.fc2", inner, width)
+        yield from layer_norm(f"{layer}.layer_norm2", width)
+    yield from layer_norm(f"{name}.post_layernorm", width)
+
+
 def clip_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     """(its width, its weights)"""
     of_kind(fields, "clip_vision_model")
@@ -342,15 +355,7 @@ def clip_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
         ids = f"{place}.position_ids"
         yield Weight(name=ids, shape=(1, places), role="buffer", format="int64")
         yield from layer_norm(f"{name}.pre_layrnorm", width)
-        for number in range(fields.layers()):
-            layer = f"{name}.encoder.layers.{number}"
-            for part in ("k", "v", "q", "out"):
-                yield from linear(f"{layer}.self_attn.{part}_proj", width, width)
-            yield from layer_norm(f"{layer}.layer_norm1", width)
-            yield from linear(f"{layer}.mlp.fc1", width, inner)
-            yield from linear(f"{layer}.mlp.fc2", inner, width)
-            yield from layer_norm(f"{layer}.layer_norm2", width)
-        yield from layer_norm(f"{name}.post_layernorm", width)
+        yield from clip_layers(name, fields.layers(), width, inner)
 
     return width, tuple(weights())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families._composite import composite
+from memfit.model.families._composite import composite, kind_of
 from memfit.model.families._towers import linear, pixtral_tower, rms_norm
 from memfit.model.families.mistral import MINISTRAL3, MISTRAL
 from memfit.model.families.qwen3 import EXAMPLE as QWEN3
@@ -64,12 +64,7 @@ def with_pixtral(
     fields: Fields, name: str, kinds: tuple[str, ...], parts: tuple[str, str]
 ) -> Model:
     """A language model of one of these kinds; `parts` are the names of tower and projector."""
-    text = fields.section("text_config")
-    kind = text.text("model_type", default=kinds[0])
-    if kind not in kinds:
-        message = f"not supported yet: the language model `{kind[:40]}`"
-        text.blame("model_type", message, "`--by trace` runs the real code instead")
-        kind = kinds[0]
+    kind = kind_of(fields, kinds)
     width, tower = pixtral_tower(fields.section("vision_config"), f"model.{parts[0]}")
     merge = fields.count("spatial_merge_size", default=2)
     bias = fields.flag("multimodal_projector_bias", default=False)
