@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import renames, spellings, trace_fallback
-from memfit.defaults import assumed, implied_method, without_ligers_loss
+from memfit.defaults import TRAINERS, assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
@@ -189,6 +189,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         notes=(
             *gpu_notes(ask.gpu),
             *method_notes(usual, named),
+            *loop_notes({**usual, **named}, strategy, job),
             *([] if layout is None else [layout]),
         ),
         reasons=tuple(reasons),
@@ -205,6 +206,25 @@ def method_notes(usual: Mapping[str, Any], named: Mapping[str, Any]) -> Iterator
             message=f"`--method {implied.name}` is assumed, because `--{option}` {implied.why}",
             where="job.method",
             hint="`--method` names another",
+            level="note",
+        )
+
+
+def loop_notes(known: Mapping[str, Any], strategy: Strategy, job: Job) -> Iterator[Problem]:
+    """What is said where no trainer is named and the layout rules out TRL's."""
+    trl = TRAINERS["trl"]
+    missing = [name for name, _ in strategy.uses() if name not in trl.layouts]
+    if job.task == "finetune" and missing and "framework" not in known:
+        flags = [
+            f"--{name} {getattr(job, name)}"
+            for name in ("batch", "seq", "checkpointing", "precision", "optimizer")
+            if name not in known
+        ]
+        listed = ", ".join(f"`{name}`" for name in missing)
+        yield Problem(
+            message=f"{trl.name}'s trainer has no {listed}: assumes a training loop by hand",
+            where="job.framework",
+            hint=f"its defaults are `{' '.join(['--framework transformers', *flags])}`",
             level="note",
         )
 

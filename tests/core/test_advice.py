@@ -11,7 +11,7 @@ from memfit.errors import InputError
 from memfit.estimate import estimate, surplus
 from memfit.hardware import parse_cluster
 from memfit.job import Job
-from memfit.plan.advice import KINDS, Setting, Weighed, advice, changes, climbed
+from memfit.plan.advice import KINDS, Setting, Weighed, advice, changes, climbed, least
 from memfit.plan.relayouts import relayouts
 from memfit.strategy import ONE, Strategy
 from memfit.truth.models import built
@@ -71,6 +71,31 @@ def test_adapters_come_before_the_host():
     assert kinds.index("host") > kinds.index("method")
     assert found.advice.ways[0].job.method == "lora"
     assert len({one.kind for one in found.advice.ways}) >= 3
+
+
+class Fitting:
+    """Fits with fewer bits in the optimizer's states, or with two changes that keep every bit."""
+
+    def answers(self, setting):
+        return True
+
+    def fits(self, setting):
+        job = setting.job
+        return job.optimizer == "adamw_8bit" or (job.batch == 1 and job.checkpointing == "full")
+
+
+def test_every_bit_is_kept_where_that_can_fit():
+    setting = Setting(Job(batch=2, framework="trl", optimizer="adamw_fused"), ONE)
+    same = [one for one in changes(*setting) if one.kind == "same"]
+    ladder = least(Fitting(), setting, None, same)
+    assert {one.name for one in ladder} == {"--batch 1 --accumulate 2", "--checkpointing full"}
+
+
+def test_a_change_that_is_refused_is_none_however_far_the_job_is_from_fitting():
+    job = Job(framework="trl", method="qlora", batch=512, loss="liger")
+    weighed = Weighed(built(MODEL), parse_cluster("rtx-3060-8gb"))
+    assert not weighed.answers(Setting(job, ONE))
+    assert weighed.answers(Setting(job.replace(loss="plain"), ONE))
 
 
 def test_what_no_change_helps():

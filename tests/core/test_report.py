@@ -109,6 +109,11 @@ def found(request: pytest.FixtureRequest) -> Estimate:
 
 
 # ----------------------------------------------------------------------------------------- figures
+@pytest.mark.parametrize(("size", "shown"), [(999.4, "999"), (1369, "1,370"), (12_597, "12,600")])
+def test_three_digits_are_enough(size: float, shown: str) -> None:
+    assert gib(int(size * GIB)) == shown
+
+
 def test_figures() -> None:
     assert [gib(size) for size in (0, 1, GIB // 200 - 1, GIB // 100, 80319652864)] == [
         "0.00",

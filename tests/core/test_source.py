@@ -106,6 +106,7 @@ def test_names_of_other_tools_find_the_model_and_say_so(spec: str, name: str) ->
     assert note.level == "note"
     assert f"`{spec.removeprefix('hf.co/')}` is read as {name}" in note.message
     assert ("with its own weights" in note.message) == (":" in spec or spec == "gemma3")
+    assert ("--engine" in note.hint) == ("with its own weights" in note.message)
 
 
 def test_ollamas_own_names_are_in_the_catalog() -> None:

@@ -15,6 +15,7 @@ from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc
 from memfit.uses import strategy_from
+from memfit.verbs import question
 
 WORDS = 50_000
 LLAMA = {
@@ -153,3 +154,10 @@ def test_the_last_token_of_a_sequence_has_no_label(rank: int, rows: int) -> None
     assert {
         event.size for event in found if event.op == "index" and event.part == "activations"
     } >= {rows * 192 * 2, rows * 8}
+
+
+def test_a_layout_that_trls_trainer_has_not_is_named_with_the_defaults() -> None:
+    asked = {"gpu": "4xh100-sxm", "use": "pp=4", "batch": 2}
+    (note,) = question("Qwen/Qwen3-0.6B", asked, []).notes
+    assert "TRL's trainer has no `pp`" in note.message
+    assert "--framework transformers --seq 2048" in note.hint  # `batch` is given

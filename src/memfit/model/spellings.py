@@ -80,15 +80,16 @@ def meant(name: str) -> Meant | None:
     read = f"`{name[:80]}` is read as {key}"
     if quant and quant[1].lower() not in _PLAIN:
         packed = quant[1].upper()
-        return Meant(name=key, notes=(note(f"{read}, with its own weights, not {packed}", FILE),))
+        read_so = f"{read}, with its own weights, not {packed}"
+        return Meant(name=key, notes=(note(read_so, FILE.format("llama.cpp")),))
     if ollama:
         stored = f"{read}, with its own weights; Ollama's file is quantized"
-        return Meant(name=key, notes=(note(stored, FILE),))
+        return Meant(name=key, notes=(note(stored, FILE.format("ollama")),))
     plain = key.lower() in (bare.lower(), f"{key.rpartition('/')[0]}/{bare}".lower())
     return Meant(name=key, notes=() if plain else (note(read),))
 
 
-FILE = "name a .gguf file for its exact weights, or pass `--quant nf4` or `int8`"
+FILE = "add `--engine {}` to run that file, or `--quant nf4` or `int8`"
 
 
 def note(message: str, hint: str = "") -> Problem:

@@ -27,12 +27,15 @@ from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.relayouts import relayouts
+from memfit.program import Program
 from memfit.strategy import FSDP, ONE, Strategy
+from memfit.techniques import apply
 from memfit.techniques.activation_offload import HOOKS
 
 LONGEST: Annotated[int, setting("changes beside the one that makes a way, at most")] = 3
 SHORTEST: Annotated[int, setting("tokens below which no shorter sequence is advised")] = 512
 COUNTS: Annotated[tuple[int, ...], setting("GPUs of one machine that are tried")] = (2, 4, 8)
+FEWER_BITS = 3  # the pain of numbers with fewer bits
 # The ways, best first: what each gives up. `same` gives up nothing but time, or a few bits of the
 # optimizer's states.
 KINDS = ("same", "shorter", "smaller", "method", "host", "hardware")
@@ -115,10 +118,10 @@ def numbers(job: Job) -> Iterator[Change]:
     """The same work in fewer bits."""
     small = f"{job.optimizer.removesuffix('_fused').removesuffix('_loop')}_8bit"
     if small in OPTIMIZERS:
-        yield Change(name=f"--optimizer {small}", pain=3, changes={"optimizer": small})
+        yield Change(name=f"--optimizer {small}", pain=FEWER_BITS, changes={"optimizer": small})
     narrow = {"fp32": "bf16", "autocast-bf16": "bf16-autocast", "autocast-fp16": "fp16-autocast"}
     if (name := narrow.get(job.precision)) is not None:
-        yield Change(name=f"--precision {name}", pain=3, changes={"precision": name})
+        yield Change(name=f"--precision {name}", pain=FEWER_BITS, changes={"precision": name})
 
 
 def methods(job: Job) -> Iterator[Change]:
@@ -136,7 +139,7 @@ def answering(job: Job) -> Iterator[Change]:
         for quant in ("int8", "nf4"):
             yield Change(name=f"--quant {quant}", kind="method", changes={"quant": quant})
     if job.precision == "fp32":
-        yield Change(name="--precision bf16", pain=3, changes={"precision": "bf16"})
+        yield Change(name="--precision bf16", pain=FEWER_BITS, changes={"precision": "bf16"})
     batch = job.batch
     while batch > 1:
         batch //= 2
@@ -187,17 +190,43 @@ def ways(model: Model, setting: Setting, cluster: Cluster, *, rungs: bool = True
 def least(
     weighed: Weighed, setting: Setting, head: Change | None, same: list[Change]
 ) -> tuple[Change, ...] | None:
-    """The shortest ladder that begins with `head` and fits, the least painful of that length."""
+    """The shortest ladder that begins with `head` and fits, the least painful of that length. One
+    that keeps every bit comes before any that does not."""
     first = () if head is None else (head,)
     taken = {name for one in first for name in one.about}
     pool = [one for one in same if not taken & set(one.about)]
+    exact = [one for one in pool if one.pain < FEWER_BITS]
+    return shortest(weighed, setting, first, exact) or (
+        None if exact == pool else shortest(weighed, setting, first, pool)
+    )
+
+
+def shortest(
+    weighed: Weighed, setting: Setting, first: tuple[Change, ...], pool: list[Change]
+) -> tuple[Change, ...] | None:
+    """The shortest ladder of `pool` behind `first` that fits."""
     strongest: dict[tuple[str, ...], Change] = {one.about: one for one in pool}
-    short = weighed.short(climbed(setting, (*first, *strongest.values())))
-    if short is not None and short > 0:  # all of them together are not enough
-        return None
-    for length in range(0 if first else 1, LONGEST + 1):
+    needed: set[tuple[str, ...]] = set()
+    together = climbed(setting, (*first, *strongest.values()))
+    if weighed.answers(together):
+        without = {
+            about: weighed.fits(
+                climbed(
+                    setting, (*first, *(one for one in strongest.values() if one.about != about))
+                )
+            )
+            for about in strongest
+        }
+        if not weighed.fits(together):  # at most one of them does harm
+            harmful = next((about for about, fits in without.items() if fits), None)
+            left = [one for one in pool if one.about != harmful]
+            return None if harmful is None else shortest(weighed, setting, first, left)
+        needed = {about for about, fits in without.items() if not fits}
+    for length in range(max(len(needed), 0 if first else 1), LONGEST + 1):
         for some in ladders(pool, length):
-            if weighed.fits(climbed(setting, (*first, *some))):
+            if needed <= {one.about for one in some} and weighed.fits(
+                climbed(setting, (*first, *some))
+            ):
                 return (*first, *some)
     return None
 
@@ -295,20 +324,40 @@ class Weighed:
     def __init__(self, model: Model, cluster: Cluster) -> None:
         self.model, self.cluster, self.holds = model, cluster, Holds(model)
         self.known: dict[Setting, int | None] = {}
+        self.fitting: dict[Setting, bool] = {}
         self.most = int(
             (usable(cluster.gpu) - context(cluster.gpu).low) / spread().high
         )  # live bytes; more do not fit for certain
 
     def answers(self, setting: Setting) -> bool:
         """Whether there is an answer, however large."""
-        return self.short(setting) is not None
+        return self.legal(setting) and self.short(setting) is not None
+
+    def legal(self, setting: Setting) -> bool:
+        """Whether its techniques go together on this model."""
+        program = Program(
+            model=self.model,
+            job=setting.job,
+            entries=(),
+            weights=self.model.dtype,
+            gpu=self.cluster.gpu,
+            strategy=setting.strategy,
+        )
+        try:
+            apply(program)
+        except InputError:
+            return False
+        return True
 
     def fits(self, setting: Setting) -> bool:
+        """Whether it fits beyond doubt: the upper end of its likely range does."""
         if (short := self.short(setting)) is None or short > 0:
             return False
-        job, strategy = setting
-        over = tried(lambda: surplus(self.model, job, self.cluster, strategy=strategy))
-        return over is not None and over <= 0
+        if setting not in self.fitting:
+            job, strategy = setting
+            over = tried(lambda: surplus(self.model, job, self.cluster, strategy=strategy))
+            self.fitting[setting] = over is not None and over <= 0
+        return self.fitting[setting]
 
     def short(self, setting: Setting) -> int | None:
         """Of the live peak alone, or of a lower bound on it."""

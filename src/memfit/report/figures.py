@@ -22,8 +22,11 @@ def gib(size: int) -> str:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, not less than hundredths: `0.02`, `2.94`, `19.3`, `1,430`."""
+    """Three significant digits, not less than hundredths: `0.02`, `2.94`, `19.3`, `1,430`,
+    `12,600`."""
     size = abs(value)
+    if size >= 999.5:
+        return f"{float(f'{value:.3g}'):,.0f}"
     places = 2 if size < 9.995 else 1 if size < 99.95 else 0
     return f"{value:,.{places}f}"
 

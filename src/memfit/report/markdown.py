@@ -107,7 +107,7 @@ def _moments(estimate: Estimate) -> Iterator[str]:
     memory = estimate.memory
     if memory.at is None:
         return
-    yield f"The peak of live tensors comes in {escape(place(memory.at, estimate))}."
+    yield f"The peak of live tensors comes {escape(place(memory.at, estimate))}."
     yield ""
     rows = [
         (moment_words(one), gib(one.allocated), "" if one.reserved is None else gib(one.reserved))

@@ -11,8 +11,9 @@ import shlex
 import textwrap
 from collections.abc import Collection, Iterable, Iterator
 
+from memfit.answers import Way
 from memfit.band import COVERED
-from memfit.commands import flag
+from memfit.commands import flag, gpu_words
 from memfit.defaults import TRAINERS
 from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate, Script
@@ -116,7 +117,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     if estimate.failure is not None:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
         yield (
-            f"runs out of memory in {place(estimate.failure.at, estimate)}: requests "
+            f"runs out of memory {place(estimate.failure.at, estimate)}: requests "
             f"{asked}, {left} left"
         )
     if estimate.retries and (estimate.run is None or estimate.run.died is None):
@@ -136,13 +137,25 @@ def next_step(estimate: Estimate) -> Iterator[str]:
     best = estimate.next_way
     if best is not None:
         yield f"next step: {best.command}"
-        yield f"  fits: {gib(best.device)} GiB ({KINDS[best.kind]})"
+        yield f"  fits: {gib(best.device)} GiB ({way_words(best, estimate.job)})"
     elif estimate.verdict == "fits" and estimate.run is not None and not estimate.run.changes:
         yield "next step: add --advise to see what would change the run"
     elif estimate.verdict == "fits" and not estimate.answers and estimate.source == "formula":
         yield "next step: add --largest-batch or --longest-seq to see how far it goes"
+    elif estimate.verdict == "no" and estimate.source == "bound" and estimate.cluster is not None:
+        yield f"next step: memfit {gpu_words(estimate.cluster)}"
+        yield "  lists the models that it can run and fine-tune"
     elif estimate.verdict in ("no", "tight") and estimate.source == "formula":
         yield "next step: memfit plan finds a layout over more GPUs; no single change is enough"
+
+
+def way_words(way: Way, job: Job) -> str:
+    """What a way to make the job fit gives up."""
+    if way.kind == "same" and way.job.precision != job.precision:
+        return f"the same work with weights in 16 bits: {way.job.precision}"
+    if way.kind == "same" and way.job.optimizer != job.optimizer:
+        return f"the same work with another optimizer: {way.job.optimizer}"
+    return KINDS[way.kind]
 
 
 def subject(estimate: Estimate) -> Iterator[str]:
@@ -318,7 +331,7 @@ def moments(estimate: Estimate, width: int) -> Iterator[str]:
     memory = estimate.memory
     if memory.at is None:
         return
-    yield f"allocated memory peaks in {place(memory.at, estimate)}"
+    yield f"allocated memory peaks {place(memory.at, estimate)}"
     reserved = memory.reserved is not None
     scale, columns = max(estimate.held, 1), max(4, min(30, width - 54))
     yield f"  {'GiB':<28}{'allocated':>11}{'reserved' if reserved else '':>11}".rstrip()
@@ -380,16 +393,15 @@ def exact_sizes(estimate: Estimate) -> Iterator[str]:
 
 
 def place(at: Moment, estimate: Estimate) -> str:
-    """`the first step, backward, model.layers.31.mlp (silu)`."""
+    """`in the first step, backward, model.layers.31.mlp (silu)`."""
     stretch = next(
         (one for one in estimate.memory.timeline if (one.phase, one.step) == (at.phase, at.step)),
         None,
     )
-    name = (
-        phase(at.phase)
-        if stretch is None or stretch.moment == stretch.phase
-        else f"the {moment_words(stretch)}"
-    )
+    name = f"in {phase(at.phase)}"
+    if stretch is not None and stretch.moment != stretch.phase:
+        name = f"in the {moment_words(stretch)}"
+    name = "while the model loads" if name == "in load" else name
     where = f", {at.where}" if at.where else ""
     like = f", one of {at.like} alike" if at.like > 1 else ""
     return name + where + like + (f" ({at.op})" if at.op else "")

@@ -107,6 +107,8 @@ def on_disk(strategy: Strategy) -> bool:
 def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
     """Why a tape on these GPUs has no time."""
     known, pp, call = rates(cluster.gpu), strategy.pp, calls(cluster, strategy)
+    if known is None and cluster.gpu.id == "custom":
+        return "only the memory of the GPU is given; add `--gpu NAME`"
     if known is None:
         return f"no kernels of {cluster.gpu.name} or of a similar GPU were measured"
     if pp is not None and pp.schedule in DEFERRED:

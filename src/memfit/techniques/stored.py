@@ -45,7 +45,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=message,
             where="job.quant",
-            hint="remove `quant`, or name the 16-bit checkpoint",
+            hint="remove `--quant`, use `--method lora`, or name the 16-bit checkpoint",
         )
     elif name in ("gptq", "awq") and job.training and not job.adapters:
         message = f"weights quantized by {name} cannot be trained"
