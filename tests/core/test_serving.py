@@ -324,16 +324,17 @@ def test_a_start_that_compiles_on_rocm_promises_less() -> None:
     15.33 where they were at hand (kyuz0/amd-r9700-vllm-toolboxes)."""
     known = find_gpu("radeon-ai-pro-r9700")
     options = {"gpu_memory_utilization": 0.98, "max_num_seqs": 64, "max_model_len": 65536}
-    for more, cache, notes in (
-        ({}, 12.73, 1),
-        ({"compiled": True}, 15.33, 0),
-        ({"enforce_eager": True}, 15.33, 0),
+    for version, more, cache, notes in (
+        ("0.11.2", {}, 12.73, 1),
+        ("0.11.2", {"compiled": True}, 15.33, 0),
+        ("0.11.2", {"enforce_eager": True}, 15.33, 0),
+        ("0.13.0", {}, 15.33, 0),
     ):
         question = Question(
             subject=subject_from(from_catalog("meta-llama/Llama-3.1-8B-Instruct")),
             devices=(Device(name=known.name, total=known.memory, gpu=known),),
             options={**options, **more},
-            version="0.11.2",
+            version=version,
         )
         answer = find_engine("vllm").answer(question)
         assert answer.figures["kv_gib"] == pytest.approx(cache, rel=0.03)

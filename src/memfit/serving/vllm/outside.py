@@ -38,7 +38,7 @@ def non_torch(setup: Setup, device: Device | None) -> int:
     """Bytes of `non_torch_increase`."""
     gpu = device.gpu if device is not None else None
     if gpu is not None and gpu.vendor == "amd":
-        compiles = setup.rules.engine > 0 and not setup.eager and not setup.compiled
+        compiles = setup.rules.compiling and not setup.eager and not setup.compiled
         return ROCM + (COMPILING if compiles else 0)
     small = setup.sm is not None and setup.sm < (8, 0)
     kernels = SMALL_KERNELS if small else KERNELS

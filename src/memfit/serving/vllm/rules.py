@@ -24,6 +24,7 @@ class Rules:
     unified_pages: bool = False  # layers of different page sizes can share blocks
     utilization: float = 0.9
     counted_adapters: bool = True  # room for LoRA is made while the weights are measured
+    compiling: bool = False  # a start on ROCm that compiles leaves less memory
     nested_scales: bool = False  # bitsandbytes' double quantization stays; else scales are in fp32
     large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
@@ -49,13 +50,15 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
         },
     ),
     # V1 by default; load_model makes room for LoRA inside of the memory profiler
-    ((0, 8, 0), {"engine": 1, "large_a100": True, "counted_adapters": True}),
+    ((0, 8, 0), {"engine": 1, "large_a100": True, "counted_adapters": True, "compiling": True}),
     # arg_utils.py _set_default_args_v1 (vllm#17885); bitsandbytes_loader.py has dequantize_dq,
     # which loader.py of 0.8 has not
     ((0, 9, 0), {"large_a100": False, "nested_scales": False}),
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     ((0, 11, 1), {"group_slack": 1.25}),
     ((0, 12, 0), {"unified_pages": True}),  # unify_kv_cache_spec_page_size
+    # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled)
+    ((0, 13, 0), {"compiling": False}),
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),
     ((0, 20, 0), {"tokens_by_concurrency": True, "counted_graphs": True, "utilization": 0.92}),

@@ -166,7 +166,7 @@ def compiling(question: Question, rules: Rules) -> list[Problem]:
     """A word about starts on ROCm, which leave more memory once their kernels are compiled."""
     gpu = question.devices[0].gpu if question.devices else None
     eager = question.options.get("enforce_eager") or question.options.get(COMPILED)
-    if gpu is None or gpu.vendor != "amd" or rules.engine == 0 or eager:
+    if gpu is None or gpu.vendor != "amd" or not rules.compiling or eager:
         return []
     return [
         Problem(
