@@ -20,6 +20,11 @@ LARGE_GPU = 70 * GIB
 V0_TOKENS, LONG_V0 = 2048, 32768
 LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a step, as a server
 
+# Options whose memory is not counted, in words.
+UNCOUNTED = {
+    "speculative_config": "the draft model of speculative decoding is",
+    "kv_transfer_config": "the buffers of the connector that moves the cache are",
+}
 COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
 
 
@@ -87,14 +92,9 @@ def set_up(question: Question) -> Setup:
         )
     raise_errors(problems)
     problems += image_problems(subject.config, options) + compiling(question, rules)
-    if options.get("speculative_config"):
-        problems.append(
-            Problem(
-                level="warning",
-                message="the draft model of speculative decoding is not counted",
-                where="speculative_config",
-            )
-        )
+    for name, what in UNCOUNTED.items():
+        if options.get(name):
+            problems.append(Problem(level="warning", message=f"{what} not counted", where=name))
     if old_engine(question, rules):
         rules = replace(rules, engine=0, hybrid_groups=False)
     batched, requests = step_sizes(question, rules, length)
