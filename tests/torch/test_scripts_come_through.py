@@ -141,6 +141,15 @@ for place, batch in enumerate(torch.utils.data.DataLoader(data.select(range(6)),
     writer.add_scalar("loss", loss.item(), place)
     wandb.log({"loss": loss})
 """
+COPIES = """
+from transformers import AutoConfig, AutoTokenizer
+
+assert len(AutoTokenizer.from_pretrained("mistralai/Mistral-7B-v0.1")) == 32000
+name = "unsloth/Llama-3.2-1B-Instruct-bnb-4bit"
+assert len(AutoTokenizer.from_pretrained(name)) == 128256
+config = AutoConfig.from_pretrained(name)
+assert config.hidden_size == 2048 and config.quantization_config["load_in_4bit"]
+"""
 EVALUATES = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]).cuda()
@@ -197,6 +206,14 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     said = " ".join(one.message for one in found.problems)
     for word in ("`glue`", "tokenizer of `bert-base-cased`", "`last.pt`", "`wandb`", "tensorboard"):
         assert word in said
+
+
+def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(COPIES)
+    found = trace(script, steps=0, offline=True)
+    said = " ".join(one.message for one in found.problems)
+    assert "assumed to be a copy of `meta-llama/Llama-3.2-1B-Instruct`" in said
 
 
 def test_repeated_passes_are_skipped(tmp_path: Path) -> None:

@@ -70,7 +70,32 @@ PATIENCE = 2.0  # seconds for a connection to the hub
 PLACING = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def configs(module: ModuleType) -> list[Patch]:
+# How a copy that holds bitsandbytes' 4 bits is called, and what its config then says (the hub's
+# `unsloth/*-bnb-4bit`).
+FOUR_BITS = ("-unsloth-bnb-4bit", "-bnb-4bit")
+QUANTIZED = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+}
+
+
+def original(name: str) -> tuple[str, dict[str, Any]] | None:
+    """The model of the catalog that another owner's copy is called after, and its config."""
+    from memfit.model import catalog
+
+    plain = name.partition("/")[2]
+    suffix = next((one for one in FOUR_BITS if plain.endswith(one)), "")
+    known = catalog.find(plain.removesuffix(suffix)) if plain else None
+    if known is None:
+        return None
+    config = dict(catalog.entry(known).config())
+    return known, {**config, "quantization_config": dict(QUANTIZED)} if suffix else config
+
+
+def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
     """For `transformers.configuration_utils`: names of the catalog need no hub."""
     kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
     true = kind.get_config_dict.__func__
@@ -84,8 +109,14 @@ def configs(module: ModuleType) -> list[Patch]:
                 return true(cls, name, **given)
             except Exception as bad:
                 public = public_configs.find(str(name), str(given.get("subfolder") or ""))
+                copied = original(str(name)) if public is None else None
+                if copied is not None:
+                    public = copied[1]
                 if public is None or failures.missing_file(bad) is None:
                     raise
+                if copied is not None:
+                    message = f"`{name}` is not there: it is assumed to be a copy of `{copied[0]}`"
+                    recorder.note(f"config {name}", message)
                 return {**public, "_name_or_path": str(name)}, {
                     key: value for key, value in given.items() if key not in READING
                 }

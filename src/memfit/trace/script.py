@@ -162,7 +162,7 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
     """Packages that are changed when the program imports them."""
     return {
         "huggingface_hub.constants": pretrained.hub_constants,
-        "transformers.configuration_utils": pretrained.configs,
+        "transformers.configuration_utils": lambda module: pretrained.configs(module, recorder),
         "transformers.modeling_utils": lambda module: (
             pretrained.models(module, recorder) + savers.pretrained(module.PreTrainedModel)
         ),
