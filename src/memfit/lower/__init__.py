@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from memfit.lower.script import Keep, Script
 
 
+# Decoding passes on a compact tape: their time grows along a line, and the last one holds most.
+PASSES = 4
+
+
 class Walk(NamedTuple):
     """`short`: the walk that this one was written out from."""
 
@@ -81,12 +85,12 @@ def distinct(
 
 
 def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
-    """With as few layers walked as tell all."""
+    """With as few layers walked as tell all, and fewer passes of a generation."""
     if waits(job):
         return whole(walked(model, job, cluster, strategy, None))
-    ends = unlike(model, job, strategy)
-    found = None if ends == BOTH else walked(model, job, cluster, strategy, ends)
-    return found or whole(walked(model, job, cluster, strategy, BOTH))
+    ends, passes = unlike(model, job, strategy), 0 if job.training else PASSES
+    found = None if ends == BOTH else walked(model, job, cluster, strategy, ends, passes)
+    return found or whole(walked(model, job, cluster, strategy, BOTH, passes))
 
 
 def waits(job: Job) -> bool:
@@ -158,6 +162,7 @@ def walked(
     cluster: Cluster | None = None,
     strategy: Strategy = ONE,
     ends: Ends | None = BOTH,
+    passes: int = 0,
 ) -> Walk | None:
     """Layer by layer (`ends` None), or with one layer for all that are like it but those at the
     ends. None where such a walk does not tell what the layers have that it leaves out."""
@@ -167,19 +172,25 @@ def walked(
     gpu, short = None if cluster is None else cluster.gpu, ends if compact else None
     return once(
         (model, gpu),
-        ("walk", job, strategy, short),
-        lambda: walk(model, job, cluster, strategy, short),
+        ("walk", job, strategy, short, passes),
+        lambda: walk(model, job, cluster, strategy, short, passes),
         lambda found: 0 if found is None else len(found.events),
     )
 
 
 def walk(
-    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, ends: Ends | None
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    strategy: Strategy,
+    ends: Ends | None,
+    passes: int = 0,
 ) -> Walk | None:
     """The same, where it is known whether layers stand for others."""
     compact = ends is not None
     program = programmed(model, job, cluster, strategy, compact, ends or BOTH)
     r = Recorder()
+    r.passes = passes
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     r.sums = partial(kernels.column_sum, sms=program.processors, capability=program.capability)

@@ -66,7 +66,7 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     first = [given]
     del given
     generated(program, body, first.pop(), said, cache, 0)
-    for step in walked(job):
+    for step in walked(job, r.passes or WALKED):
         r.mark("decode", "", step)
         if said.length < job.seq + step:
             said.ids = ops.integers(r, (said.rows, job.seq + step), "cat")
@@ -137,18 +137,20 @@ def newest(tokens: Tensor) -> Tensor:
     return Tensor((tokens.shape[0], 1), tokens.format, tokens.storage)
 
 
-def walked(job: Job) -> list[int]:
-    """The decoding passes that are written."""
+def walked(job: Job, most: int = WALKED) -> list[int]:
+    """The decoding passes that are written, beside those that pack a cache no more than `most`."""
     packing = quantized_cache.flushes(job.new_tokens - 1) if job.cache == "quantized" else []
-    return sorted({*decoded(job.new_tokens), *packing})
+    return sorted({*decoded(job.new_tokens, most), *packing})
 
 
-def decoded(new_tokens: int) -> list[int]:
-    """The passes after the prefill: the prompt's own pass gives the first token."""
+def decoded(new_tokens: int, most: int = WALKED) -> list[int]:
+    """The passes after the prefill: the prompt's own pass gives the first token. Fewer are some of
+    the usual ones."""
     passes = max(0, new_tokens - 1)
-    if passes <= WALKED:
+    if passes <= most:
         return list(range(1, passes + 1))
-    return sorted({1 + (passes - 1) * index // (WALKED - 1) for index in range(WALKED)})
+    usual = [(WALKED - 1) * index // (most - 1) for index in range(most)]
+    return sorted({1 + (passes - 1) * index // (WALKED - 1) for index in usual})
 
 
 def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:

@@ -100,6 +100,7 @@ class Recorder:
         self.notes: Notes | None = None  # where a layer stands for many
         self.hooks: Hooks | None = None  # on what nodes save
         self.depth = 0  # of backwards within one another
+        self.passes = 0  # of a generation that are written at most; 0: as many as usual
 
     # -------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:

@@ -10,7 +10,7 @@ answer is that of trying all.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from itertools import count, product
 from typing import Annotated, Any, NamedTuple
@@ -28,6 +28,7 @@ from memfit.plan.search import Progress
 from memfit.plan.space import Work, divisors, problems
 from memfit.plan.weights import Weights, models
 from memfit.program import Program
+from memfit.simulate.generating import Generation
 from memfit.strategy import ONE, TP, Strategy
 from memfit.techniques.dequantize import opened
 from memfit.techniques.framework import facts_of
@@ -264,7 +265,7 @@ class Serving:
             (way.number, len(self.timed)),
             way,
             job,
-            pace(told, self.asked.requests or way.groups * batch),
+            self.pace(told, way, batch),
             one.device,
         )
         kept = not any(self.asked.limits.broken(found.pace))
@@ -290,14 +291,12 @@ class Serving:
             self.counted.best = None if self.best is None else self.goal.figure(self.best)
             self.progress(self.counted)
 
-    def ranked(self) -> list[Timed]:
+    def ranked(self, timed: Iterable[Timed]) -> list[Timed]:
         """The best first; of those that are within a hundredth of one another the plainest, which
         stands first in the space."""
         best: list[Timed] = []
         group: list[Timed] = []
-        for one in sorted(
-            self.timed, key=lambda one: (*self.goal.key(one.pace), one.device, one.place)
-        ):
+        for one in sorted(timed, key=lambda one: (*self.goal.key(one.pace), one.device, one.place)):
             if group and apart(self.goal.figure(one.pace), self.goal.figure(group[0].pace)):
                 best += sorted(group, key=lambda one: one.place)
                 group = []
@@ -320,14 +319,14 @@ class Serving:
     def taken(self, each: int) -> Iterator[tuple[Timed, Estimate]]:
         """The best of each kind, so many kinds of every form of weights."""
         kinds: set[Kind] = set()
-        for one in self.ranked():
+        for one in self.ranked(self.timed):
             kind = one.way.kind
             if kind in kinds or sum(other.method == kind.method for other in kinds) >= each:
                 continue
             found = self.replayed(one)
             if found is not None:
                 kinds.add(kind)
-                yield one, found
+                yield self.paced(one, found), found
 
     def front(self) -> Iterator[tuple[Timed, Estimate]]:
         """Of all, those that none beats in the seconds of an answer and, by a hundredth, in tokens
@@ -342,7 +341,20 @@ class Serving:
                 and (found := self.replayed(one)) is not None
             ):
                 most = one.pace.tokens_per_second
-                yield one, found
+                yield self.paced(one, found), found
+
+    def best_of(self, each: int) -> Iterator[tuple[Timed, Estimate]]:
+        """What is `taken`, ranked by the pace over more passes."""
+        found = {one.place: (one, answer) for one, answer in self.taken(each)}
+        return (found[one.place] for one in self.ranked(one for one, _ in found.values()))
+
+    def paced(self, one: Timed, found: Estimate) -> Timed:
+        """With the pace over more of its passes."""
+        told = found.generation
+        return one if told is None else one._replace(pace=self.pace(told, one.way, one.job.batch))
+
+    def pace(self, told: Generation, way: Way, batch: int) -> Pace:
+        return pace(told, self.asked.requests or way.groups * batch)
 
 
 def apart(one: float, other: float) -> bool:

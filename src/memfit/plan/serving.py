@@ -41,7 +41,7 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     except (KeyboardInterrupt, Enough) as end:
         interrupted = isinstance(end, KeyboardInterrupt)
     tokens = wish.tokens or MILLION
-    rows = [row_of(*one, cluster, each, tokens) for one in search.taken(wish.each)]
+    rows = [row_of(*one, cluster, each, tokens) for one in search.best_of(wish.each)]
     trade = [row_of(*one, cluster, each, tokens) for one in search.front()] if rows else []
     return Plan(
         work=work,
