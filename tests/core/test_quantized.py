@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_rows_hold_what_they_say() -> None:
         FORMATS["gptq-4bit-g128"].bytes(4096 * 4096)
         == 4096 * 4096 // 2 + 4096 * 4096 // 128 * 5 // 2
     )
+
+
+def test_plain_formats_have_the_bits_of_their_names() -> None:
+    found = {
+        name: (one.block_bytes, int(bits[2]))
+        for name, one in FORMATS.items()
+        if (bits := re.fullmatch(r"(u?int|b?float|complex)(\d+)", name)) and one.block == 1
+    }
+    assert found.keys() >= {"int32", "uint8", "float32", "bfloat16", "complex64"}
+    assert {name for name, (size, bits) in found.items() if 8 * size != bits} == set()
 
 
 def test_eight_bits_of_autogptq_are_older_kernels() -> None:
@@ -229,6 +240,38 @@ def test_exllama_unpacks_with_a_kernel_of_its_own() -> None:
         ("linear", True, 2 * 2 * 128 * 256 + 2 * 256 * 256),
         ("linear", True, 2 * 2 * 256 + packed),
     ]
+
+
+def test_older_kernels_read_and_write_what_they_say() -> None:
+    """128 rows by torch's own operations, then one by the kernel in fp32: the input, the output,
+    and the weight in fp16, or as it is stored with its scales in fp32."""
+    chosen = quantized("gptq")
+    chosen["quantization_config"]["use_exllama"] = False
+    job = Job(task="inference", seq=128, new_tokens=2, versions="transformers=4.35")
+    up = [
+        one
+        for one in lower(build(chosen), job)
+        if isinstance(one, Compute) and one.where.endswith("0.mlp.up_proj")
+    ]
+    values = 256 * 512
+    stored = values // 2 + values // 256 + values // 64
+    assert [(one.flops, one.bytes) for one in up] == [
+        (2 * 128 * values, 2 * (128 * 256 + 128 * 512 + values)),
+        (2 * values, stored + 4 * (256 + 512 + values // 128)),
+    ]
+
+
+def test_a_gradient_through_a_stored_weight_reads_it_unpacked() -> None:
+    """The output's gradient in, the input's out, and the weight in their dtype."""
+    job = Job(method="lora", targets="q_proj", seq=128, batch=1, precision="fp16", packing=True)
+    products = [
+        (one.flops, one.bytes)
+        for one in lower(build(quantized("gptq")), job)
+        if isinstance(one, Compute) and one.where.endswith("1.mlp.up_proj") and one.flops
+    ]
+    values = 256 * 512
+    backward = (2 * 128 * values, 2 * (128 * 512 + 128 * 256 + values))
+    assert backward in products
 
 
 def test_autoawq_stores_a_tied_head_apart() -> None:

@@ -161,10 +161,10 @@ def older(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     if rows <= OLDER_ROWS:
         out = r.tensor(shape, FP32, "zeros", "temporaries")
         wide = r.tensor(x.shape, FP32, "to", "temporaries")
-        scales = r.tensor(
-            (-(-width // weight.format.block), layer.outputs), FP32, "to", "temporaries"
-        )
-        r.compute("vecquant8", flops, stored + 4 * (x.count + out.count + scales.count), FP32.math)
+        group = settings_in(ctx.program.model.config).get("group_size", -1)
+        groups = -(-width // group) if group > 0 else 1
+        scales = r.tensor((groups, layer.outputs), FP32, "to", "temporaries")
+        r.compute("vecquant", flops, stored + 4 * (x.count + out.count + scales.count), FP32.math)
         del wide, scales
         out = r.tensor(shape, x.format, "to")
     else:
