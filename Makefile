@@ -46,8 +46,9 @@ core: $(VENV)/.core    ## the virtual environment of the command alone, without 
 
 setup: $(VENV)/.setup  ## the virtual environment of all tasks below, with torch for the CPU
 
-test: setup            ## all tests; ARGS="-k allocator" narrows
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+test: setup            ## all tests, and whether they notice 30 changes of the source; ARGS="-k allocator" narrows to tests
+	@noticed=0; $(if $(ARGS),,$(BIN)/python tools/mutants.py --quick --count 30 --jobs $(JOBS) || noticed=$$?;) \
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS) && exit $$noticed
 
 whole: setup           ## the fuzzer, every option by trace, the product of everything, the load: minutes to hours
 	MEMFIT_CASES=200000 $(BIN)/python -m pytest -s tests/core/test_fuzz.py $(ARGS)

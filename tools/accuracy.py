@@ -243,7 +243,7 @@ HEADLINE_HEAD = (
     "p95, over sources",
     "median, over cases",
     "p95, over cases",
-    "under by > 5 %",
+    "% under by > 5 %",
     "deepest",
 )
 HEADLINE = """\

@@ -237,6 +237,15 @@ def test_a_recorded_stream_delays_reuse_until_somebody_waited_for_it() -> None:
     assert (allocator.reserved, allocator.active, allocator.requested) == (60 * M, 60 * M, 60 * M)
 
 
+def test_a_block_without_recorded_streams_is_free_at_once() -> None:
+    allocator = served(30 * M, 30 * M)
+    allocator.record_stream(0, 7)
+    allocator.free(1)  # another block's streams do not hold it
+    assert (allocator.allocated, allocator.active, allocator.requested) == (30 * M,) * 3
+    allocator.malloc(2, 30 * M)
+    assert allocator.reserved == 60 * M
+
+
 def test_two_recorded_streams_must_both_be_waited_for() -> None:
     allocator = served(30 * M)
     allocator.record_stream(0, 1)

@@ -102,6 +102,8 @@ def test_coverage_is_of_what_the_band_never_saw() -> None:
     assert found[EACH].covered == pytest.approx(2.5 / 3)
     assert (found[EVERY].cases, found[EVERY].covered) == (50, 0.9)
     assert found[WIDEST].covered == 0.9  # the halves of c are beyond everything that a and b know
+    assert (found["a"].low, found["a"].high) == (0.0, 1.0)  # as errors: c is up to twice
+    assert (found["c"].low, found["c"].high) == (0.0, 0.0)
     wider = coverage([*many("a", *[1.0] * 19, 2.0), *known[20:]])
     assert (wider["c"].covered, wider[WIDEST].covered) == (0.5, 1.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +51,7 @@ def test_only_a_failing_test_is_a_kill(tmp_path: Path, monkeypatch: pytest.Monke
     mutant = made.Mutant(file, 1, "a -> b", "kept = 2\n")
     for code, lives in ((0, True), (1, False), (2, None), (4, None), (5, None), (-9, None)):
         monkeypatch.setattr(made, "tested", lambda *_, code=code: code)
-        assert made.survives(mutant, tmp_path) is lives
+        assert made.survives(mutant, tmp_path, ("test_a.py",), 9.0) is lives
     assert (tmp_path / "memfit" / file).read_text() == "kept = 1\n"
 
 
@@ -58,7 +59,7 @@ def test_only_a_failing_test_is_a_kill(tmp_path: Path, monkeypatch: pytest.Monke
     ("only", "said"),
     [
         ("nothing", "no room begins with `nothing`"),
-        ("formats", "fail without a change: formats.py"),
+        ("formats", "fail without a change: test_quantized.py"),
     ],
 )
 def test_what_cannot_be_judged_is_said(
@@ -66,7 +67,7 @@ def test_what_cannot_be_judged_is_said(
 ) -> None:
     made = tool()
     monkeypatch.setattr(sys, "argv", ["mutants.py", "--only", only, "--count", "2"])
-    monkeypatch.setattr(made, "survives", lambda mutant, tree: bool(mutant.change))
+    monkeypatch.setattr(made, "tested", lambda *_: made.FAILED)
     assert made.main() == 2
     assert said in capsys.readouterr().out
 
@@ -74,13 +75,58 @@ def test_what_cannot_be_judged_is_said(
 def test_what_was_not_judged_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     made = tool()
     one = made.Mutant("band.py", 3, "a -> b", "")
-    made.report([one] * 4, [True, False, False, None])
+    assert made.report([one] * 4, [True, False, False, None]) == 0
     said = capsys.readouterr().out
     assert "survived: band.py:3: a -> b" in said
     assert "not judged (no test ran): band.py:3" in said
     assert "killed 2 of 3 (" in said
-    made.report([one], [None])
+    assert made.report([one], [None]) == 2
     assert "no change was judged" in capsys.readouterr().out
+    assert made.report([one] * 10, [False] * 5 + [True] * 5) == 0
+    assert made.report([one] * 10, [False] * 4 + [True] * 6) == 1
+
+
+def test_a_change_that_never_ends_is_noticed_and_costs_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tool()
+    file = next(iter(made.ROOMS))
+    (tmp_path / "memfit").mkdir()
+    (tmp_path / "memfit" / file).write_text("kept = 1\n")
+    limits = []
+
+    def endless(names: tuple[str, ...], tree: Path, limit: float) -> int:
+        limits.append(limit)
+        raise subprocess.TimeoutExpired("pytest", limit)
+
+    monkeypatch.setattr(made, "tested", endless)
+    mutant = made.Mutant(file, 1, "a -> b", "kept = 2\n")
+    assert made.survives(mutant, tmp_path, ("test_a.py",), 9.0) is False
+    assert made.limit_of(("test_a.py",), tmp_path) is None
+    assert limits == [9.0, made.LIMIT]
+    monkeypatch.setattr(made, "tested", lambda *_: made.PASSED)
+    assert made.START <= (made.limit_of(("test_a.py",), tmp_path) or 0) < 2 * made.START
+
+
+def test_a_quick_sample_runs_no_slow_test() -> None:
+    made = tool()
+    chosen = made.sample(100, 0, "", quick=True)
+    assert {one.file for one in chosen} >= {"band.py", "simulate/memory.py", "truth/rows.py"}
+    assert not {one.file for one in chosen} & {"runs/walker.py", "plan/study.py"}
+    assert made.tests_of("simulate/memory.py", quick=True) == ("test_memory.py",)
+    assert made.tests_of("simulate/memory.py", quick=False)[-1] == "test_estimate.py"
+    listed = {name for names in made.ROOMS.values() for name in names}
+    assert listed >= made.SLOW
+
+
+def test_every_change_differs_from_the_copied_source_in_one_line(tmp_path: Path) -> None:
+    made = tool()
+    one = made.sample(1, 3, "formats")[0]
+    made.copied(tmp_path, {one.file})
+    before = (tmp_path / "memfit" / one.file).read_text().splitlines()
+    after = one.text.splitlines()
+    assert len(before) == len(after)
+    assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
 
 
 def test_a_sample_is_the_same_for_a_seed_and_every_room_has_its_tests() -> None:

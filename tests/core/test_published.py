@@ -189,6 +189,10 @@ def test_inference_rows_have_a_prompt_and_new_tokens() -> None:
         ("GB", 8.5, 8_500_000_000),
         ("MB", 1.5, 1_500_000),
         ("GiB", 1, GIB),
+        *((f"{prefix}B", 3, 3 * 1000**power) for power, prefix in enumerate("KMG", 1)),
+        *((f"{prefix}iB", 9, 9 * 1024**power) for power, prefix in enumerate("KMG", 1)),
+        ("TB", 0.5, 500 * 1000**3),
+        ("TiB", 0.5, 512 * GIB),
     ],
 )
 def test_units_mean_what_they_say(unit: str, value: float, size: int) -> None:
@@ -280,6 +284,34 @@ def test_a_name_that_several_cards_have_is_the_smallest_and_said_so() -> None:
 def test_what_cannot_be_expressed_is_named(changes: dict[str, Any], why: str) -> None:
     found = made(**changes)
     assert (found.reason if isinstance(found, Refused) else "case") == why
+
+
+def test_a_method_that_is_switched_off_is_no_other_method() -> None:
+    assert case(method="lora r=16.0 q,k,v,o use_dora=False").job.method == "lora"
+    assert reason(method="lora r=16.0 q,k,v,o use_dora=True") == "the method has no formula"
+
+
+def test_a_publisher_of_single_gpus_is_not_read_for_several() -> None:
+    one = {"source": "QwenLM/Qwen3:README.md", "task": "inference", "method": "none"}
+    several = made(**one, gpus=4)
+    assert isinstance(several, Refused)
+    assert several.reason == "several GPUs: not yet"
+    alone = made(**one)
+    assert not isinstance(alone, Refused) or "several" not in alone.reason
+
+
+def test_a_refused_row_keeps_what_it_is_about() -> None:
+    found = made(optimizer="Sophia", task="train", confidence="low")
+    assert isinstance(found, Refused)
+    assert (found.id, found.source, found.metric) == (
+        "made-1",
+        "someone/somewhere",
+        "peak_allocated",
+    )
+    assert (found.task, found.confidence) == ("train", "low")
+    found = made(optimizer="Sophia", task=None, confidence=None)
+    assert isinstance(found, Refused)
+    assert (found.task, found.confidence) == ("", "")
 
 
 @pytest.mark.parametrize(
