@@ -8,9 +8,11 @@ import pytest
 from memfit.cli import main
 from memfit.cli_card import routed
 from memfit.errors import MissingExtra
-from memfit.plan.card import Card, Shelf, Smallests, halved
+from memfit.estimate import estimate
+from memfit.plan.card import USES, Card, Shelf, Smallests, halved, supported_row
 from memfit.plan.reverse import largest_batch, longest_seq
-from memfit.verb_card import card, own_gpu
+from memfit.report.card import text as card_text
+from memfit.verb_card import card, job_of, own_gpu
 from memfit.verbs import VERBS, question
 from memfit.words import cluster_of
 
@@ -50,6 +52,21 @@ def test_commands_of_rows_say_the_same(found: Card, capsys: pytest.CaptureFixtur
         if row.way is not None:
             assert main([*shlex.split(row.way.command)[1:], "--offline", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["verdict"] == "fits"
+
+
+@pytest.mark.parametrize(("name", "key"), [(MODEL, "4-bit"), ("LiquidAI/LFM2-350M", "16-bit")])
+def test_several_gpus_answer_with_copies_where_layers_cannot_be_split(name: str, key: str) -> None:
+    """Packed weights of any model, and graphs that were captured."""
+    model = question(name, {"offline": True}, []).model
+    cluster = cluster_of("2xrtx-3060-12gb", "")
+    assert cluster is not None
+    use = next(one for one in USES if one.key == key)
+    row, strategy = supported_row(model, use, cluster, job_of)
+    assert (strategy.size("ddp"), row.fits, row.most % 2) == (2, True, 0)
+    most = row.job.replace(batch=row.most // 2)
+    assert estimate(model, most, cluster, strategy).verdict == "fits"
+    whole = Card(model=model, cluster=cluster, strategies={key: strategy}, rows=(row,))
+    assert f"{use.title}: a copy of the model on each GPU" in card_text(whole)
 
 
 def test_the_best_of_each_group_is_marked(found: Card) -> None:

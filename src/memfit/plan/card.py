@@ -23,7 +23,7 @@ from memfit.lower.walk_cache import remembering
 from memfit.model.modules import Model
 from memfit.plan.advice import Setting, hardware
 from memfit.plan.reverse import last
-from memfit.strategy import FSDP, ONE, TP, Strategy
+from memfit.strategy import DDP, FSDP, ONE, TP, Strategy
 
 CONTEXT: Annotated[int, setting("tokens of each user's context, where users are counted")] = 4096
 NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
@@ -158,13 +158,15 @@ def card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
 
 
 def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
-    spread = {use.key: layout(use, cluster) for use in USES}
-    rows = [
-        served_row(model, use, cluster, serve)
-        if use.gguf
-        else row(model, use, cluster, spread[use.key], job_of)
-        for use in USES
-    ]
+    rows: list[Row] = []
+    spread: dict[str, Strategy] = {}
+    for use in USES:
+        found, spread[use.key] = (
+            (served_row(model, use, cluster, serve), layouts(use, cluster)[0])
+            if use.gguf
+            else supported_row(model, use, cluster, job_of)
+        )
+        rows.append(found)
     for answers in (True, False):
         fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answers]
         if fit:
@@ -178,15 +180,25 @@ def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
     return Card(model=model, cluster=cluster, strategies=spread, rows=tuple(rows))
 
 
-def layout(use: Use, cluster: Cluster) -> Strategy:
-    """Over several GPUs: training shards everything, answers split each layer."""
-    if cluster.gpus == 1:
-        return ONE
-    return (
-        Strategy(tp=TP(size=cluster.gpus))
-        if use.answers
-        else Strategy(fsdp=FSDP(size=cluster.gpus))
-    )
+def layouts(use: Use, cluster: Cluster) -> tuple[Strategy, ...]:
+    """Over several GPUs: training shards everything; answers split each layer, or have a copy of
+    the model on each GPU where that is not supported."""
+    size = cluster.gpus
+    if size == 1:
+        return (ONE,)
+    if use.answers:
+        return Strategy(tp=TP(size=size)), Strategy(ddp=DDP(size=size))
+    return (Strategy(fsdp=FSDP(size=size)),)
+
+
+def supported_row(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> tuple[Row, Strategy]:
+    """The row of the first layout that is supported; of the first one where none is."""
+    known: list[tuple[Row, Strategy]] = []
+    for strategy in layouts(use, cluster):
+        known.append((row(model, use, cluster, strategy, job_of), strategy))
+        if not known[-1][0].refused:
+            return known[-1]
+    return known[0]
 
 
 def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
@@ -213,7 +225,7 @@ def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jo
         device=found.device,
         tokens_per_second=None if time is None else time.tokens_per_second,
         longest=longest + extra,
-        most=most,
+        most=most * strategy.size("ddp"),  # of all copies
     )
 
 
@@ -378,7 +390,15 @@ def fitting_uses(
             if served is not None and served.fits:
                 yield use, served.device
             continue
-        strategy = layout(use, cluster)
+        needs = fitting_bytes(model, use, cluster, job_of)
+        if needs is not None:
+            yield use, needs
+
+
+def fitting_bytes(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> int | None:
+    """What a use takes on each GPU at its default, or with one sequence at a time; None where it
+    does not fit."""
+    for strategy in layouts(use, cluster):
         job = job_of(model, use, strategy, cluster.gpu)
         for one in dict.fromkeys((job, job.replace(batch=1, accumulate=job.batch))):
             try:
@@ -388,8 +408,8 @@ def fitting_uses(
             except InputError:
                 continue
             if found.verdict == "fits":
-                yield use, found.device
-                break
+                return found.device
+    return None
 
 
 __all__ = [

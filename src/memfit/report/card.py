@@ -42,6 +42,9 @@ def card_lines(found: Card) -> Iterator[str]:
     yield ""
     yield f"GiB and tokens/s: answering for one user with {CONTEXT:,} tokens of context,"
     yield f"fine-tuning by TRL's defaults; {gib(usable(found))} GiB usable. * the best that fits"
+    copied = [row.use.title for row in found.rows if row.fits and copies(found, row)]
+    if copied:
+        yield f"{listed(copied)}: a copy of the model on each GPU"
     rest = [row for row in found.rows if not row.fits and (row.way or row.refused)]
     if rest:
         yield ""
@@ -50,6 +53,16 @@ def card_lines(found: Card) -> Iterator[str]:
             yield f"  {label(row)}: {possible(row)}"
             if row.way is not None:
                 yield f"    {row.way.command}"
+
+
+def copies(found: Card, row: Row) -> bool:
+    """Whether every GPU answers with a model of its own."""
+    return row.use.answers and found.strategies[row.use.key].size("ddp") > 1
+
+
+def listed(words: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def usable(found: Card) -> int:
@@ -100,9 +113,13 @@ def row_line(row: Row) -> str:
 
 def possible(row: Row) -> str:
     if row.way is None or row.way.cluster is None:
-        return f"not supported: {row.refused}"
+        return unsupported(row.refused)
     gpus = f"{row.way.cluster.gpus} x " if row.way.cluster.gpus > 1 else ""
     return f"{gpus}{row.way.cluster.gpu.name}, {gib(row.way.device)} GiB each"
+
+
+def unsupported(why: str) -> str:
+    return why if why.startswith("not supported") else f"not supported: {why}"
 
 
 def shelf_lines(found: Shelf) -> Iterator[str]:
@@ -179,7 +196,7 @@ def smallest_lines(found: Smallests) -> Iterator[str]:
 def smallest_line(one: Smallest) -> str:
     title = f"answer, {one.use.title}" if one.use.answers else f"tune, {one.use.title}"
     if one.refused:
-        return f"{title:<18}{'-':>9}  not supported: {one.refused}"
+        return f"{title:<18}{'-':>9}  {unsupported(one.refused)}"
     if one.gpu is None:
         return f"{title:<18}{gib(one.needs):>9}  no single GPU: use several"
     rent = "" if one.cheapest is None else f"{one.cheapest.id} {one.dollars:.2f}"
