@@ -149,6 +149,15 @@ def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture
     assert lines[2].startswith(f"next step: memfit trace {name}")
 
 
+def test_where_nothing_fits_the_next_step_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["google/gemma-4-26B-A4B", "--gpu", "t4", "--offline"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("nothing fits")
+    words = lines[2].removeprefix("next step: memfit ").split()
+    assert "t4" not in words
+    assert main([*words, "--offline"]) == 0
+
+
 def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None:
     refused: list[int] = []
 

@@ -27,8 +27,7 @@ def card_lines(found: Card) -> Iterator[str]:
     best = [row for row in found.rows if row.best]
     yield f"{model.name} on {where}: {verdict(best)}"
     yield from highlights(best)
-    command = best[-1].command if best else next(one.command for one in found.rows)
-    yield f"next step: {command}"
+    yield f"next step: {next_command(found)}"
     for title, answers, heads in (
         ("answering", True, ("longest context", f"users at {CONTEXT:,}")),
         ("fine-tuning", False, ("longest sequence", "largest batch")),
@@ -95,7 +94,14 @@ def highlights(best: list[Row]) -> Iterator[str]:
         else f"{row.use.title} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
         for row in best
     ]
-    yield "; ".join(words) or "no way of answering or fine-tuning fits"
+    yield "; ".join(words) or "neither answering nor fine-tuning fits"
+
+
+def next_command(found: Card) -> str:
+    """Where nothing fits, that of the first row which fits elsewhere."""
+    best = [row.command for row in found.rows if row.best]
+    elsewhere = [row.way.command for row in found.rows if row.way is not None]
+    return best[-1] if best else [*elsewhere, found.rows[0].command][0]
 
 
 def row_line(row: Row) -> str:
