@@ -1,5 +1,5 @@
-"""What an estimate consists of beside its memory: the band, what it counted, and answers to what
-was asked beside."""
+"""Parts of an estimate other than memory: the likely range, parameter counts, and the answers to
+further questions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from memfit.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """The `device` figure lies in here; `origin` says what that claim rests on. `least`: bytes that
-    no allocator falls short of, by which a GPU is too small for certain."""
+    """The likely range of device memory; `origin` names the evidence. `least`: bytes that every
+    allocator needs; a GPU with less is too small for certain."""
 
     low: int
     high: int
@@ -33,8 +33,7 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The request that the allocator could not serve on this GPU: bytes asked for, and bytes that
-    were left."""
+    """The allocation that fails on this GPU: bytes requested and bytes left."""
 
     at: Moment
     asked: int
@@ -69,8 +68,9 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to make it fit: `names` are its changes, the rest what they end in. `rungs` has the
-    working, where it was asked for; `command` is filled in where the question's words are known."""
+    """One way to make a job fit: `names` are its changes, the other fields the resulting job.
+    `rungs` are the steps, with `--advise`. `command` is what to type, if the question came in
+    words."""
 
     kind: str
     names: tuple[str, ...]

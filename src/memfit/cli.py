@@ -377,7 +377,7 @@ Exit code: 0 fits or may fit (with --strict: fits), 1 does not fit, 2 unusable i
 
 
 class Commands(click.Group):
-    """Builds a command when it is asked for: no question pays for the flags of another."""
+    """Builds each command on first use, so that no command pays for the flags of another."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)

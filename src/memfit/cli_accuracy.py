@@ -97,7 +97,7 @@ def run(
 
 
 def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
-    """What `memfit measure` wrote, beside what is predicted of it."""
+    """Compare records of `memfit measure` with their predictions."""
     from memfit.report import measured as report
     from memfit.verbs import beside
 

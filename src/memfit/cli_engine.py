@@ -129,7 +129,7 @@ def plan_help(name: str) -> str:
 
 
 def help_page(name: str) -> str:
-    """The flags of one engine, and memfit's own beside them."""
+    """The help page of one engine: its own flags and memfit's."""
     from memfit.serving import find_engine
     from memfit.verb_engine import COMMON, help_lines
 

@@ -35,8 +35,8 @@ def wants_json(words: Sequence[str]) -> bool:
 
 
 def envelope(command: str, problems: Iterable[Problem]) -> str:
-    """An error in JSON: `problems` beside a schema, in the keys of the command's answers where they
-    are few."""
+    """An error as JSON: a schema number and `problems`; `estimate` and `trace` keep all keys of
+    their answers."""
     from memfit.report.codec import SCHEMA, problem_dict, refusal
 
     found: dict[str, Any] = (

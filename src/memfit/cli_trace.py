@@ -104,7 +104,7 @@ class Life:
         self.say(f"tracing: {phase}, step {step}{where}, {events} events")
 
     def progress(self, share: float, what: str) -> None:
-        """A bar with the time that is left, as far as the share done tells it."""
+        """A progress bar with the time left, estimated from the share that is done."""
         if share < self.share / 2:  # another search begins
             self.begun, self.share = time.monotonic(), 0.0
         share = self.share = min(1.0, max(share, self.share))
@@ -134,7 +134,7 @@ class Life:
 
 
 def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
-    """What is wrong with the files to write, told before anything is traced."""
+    """Problems with the output files, found before the trace starts."""
     found = []
     if timeline and Path(timeline).suffix.lower() not in PICTURES:
         found.append(
@@ -161,7 +161,7 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
 def traced(
     words: Words, given: Mapping[str, Any], *, timeline: str = "", snapshot: str = ""
 ) -> Estimate:
-    """Trace, and write the files that were asked for."""
+    """Run the trace and write the requested files."""
     from memfit.verbs import trace
 
     wrong = outputs_wrong(timeline, snapshot)
@@ -196,7 +196,7 @@ def traced(
 
 
 class TraceCommand(click.Command):
-    """A command line in which a script's own words stand among ours."""
+    """A command line that ends with a script and its own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {

@@ -23,8 +23,9 @@ Level = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One finding: `where` is a dotted path into the input (`job.batch`, `config.hidden_size`);
-    `fix` is a misspelled name and the nearest right one."""
+    """One error, warning or note about the input. `where` is a dotted path into it (`job.batch`,
+    `config.hidden_size`). `fix` is what was typed and what to type instead; an empty text removes
+    it."""
 
     message: str
     where: str = ""
@@ -38,11 +39,11 @@ class Problem:
 
 
 class MemfitError(Exception):
-    """The root: whatever memfit raises on purpose."""
+    """The base class of all exceptions that memfit raises on purpose."""
 
 
 class InputError(MemfitError):
-    """Unusable input, with all of its problems."""
+    """The input is unusable. Carries every problem at once."""
 
     def __init__(self, *problems: Problem) -> None:
         self.problems: tuple[Problem, ...] = problems
@@ -54,7 +55,7 @@ class InputError(MemfitError):
 
 
 class SourceError(InputError):
-    """A model's config or header could not be had or read."""
+    """The config or header of a model cannot be fetched or read."""
 
 
 class MissingExtra(MemfitError):

@@ -78,8 +78,8 @@ Place: TypeAlias = "tuple[Cluster | None, Strategy]"  # which GPUs, and how they
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate(Presented):
-    """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the
-    kernels are those of an A100."""
+    """The answer to a question: memory, time, verdict and their working. Without a GPU, `verdict`
+    and `cluster` are None and the kernels are those of an A100."""
 
     model: Model = field(repr=False)
     job: Job
@@ -123,17 +123,17 @@ class Estimate(Presented):
 
     @property
     def outside(self) -> int:
-        """The middle of the ranges: of the context, and of NCCL's communicators."""
+        """Bytes outside the allocator: the middle of the ranges of the CUDA context and of NCCL."""
         return middle(self.context) + middle(self.nccl)
 
     @property
     def held(self) -> int:
-        """What the allocator holds; the live peak where it was not replayed."""
+        """Reserved bytes, or the peak of allocated bytes if the allocator was not replayed."""
         return self.memory.allocated if self.memory.reserved is None else self.memory.reserved
 
     @property
     def reach(self) -> int:
-        """Of the live peak's band alone, which no allocator falls short of."""
+        """Upper end of the band on live bytes alone, which every allocator needs."""
         return _reach(self.memory, self.context.high + self.nccl.high)
 
     @property
@@ -180,7 +180,7 @@ class Estimate(Presented):
 
     @cached_property
     def kernels(self) -> tuple[Alike, ...]:
-        """The working of `time` on this rank, or of `generation`; empty where neither is told."""
+        """The kernels behind `time` or `generation` on this rank; empty if neither is known."""
         if self.cluster is None or (self.time is None and self.generation is None):
             return ()
         return kernels(self._short, self.cluster, self.job, self.strategy)
@@ -197,7 +197,7 @@ class Estimate(Presented):
 
     @property
     def untimed(self) -> str:
-        """Why formulas for a GPU tell no time; empty where they do, and where nothing is asked."""
+        """The reason why the time is not known; empty if it is known, or if no GPU is given."""
         nothing = not self.job.training and self.job.new_tokens < 1
         if (
             self.cluster is None

@@ -115,8 +115,8 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One piece of work on one model. Defaults are what a careful user of transformers/TRL would
-    start with."""
+    """What to run: the task, the method and every training or inference option. The defaults are
+    those of a plain transformers loop."""
 
     task: str = option("finetune", "what the model is used for", choices=TASKS)
     method: str = option(

@@ -2,8 +2,8 @@
 
 The standard decorator compiles up to six methods of each class on import, which was half of the
 time that `memfit estimate` took to start. For frozen, keyword-only classes this one reads the
-fields when they are first asked for, and compiles `__init__`, `__eq__` and `__hash__` at their
-first call; type checkers see the standard one.
+fields on first use, and compiles `__init__`, `__eq__` and `__hash__` at their first call; type
+checkers see the standard one.
 """
 
 from __future__ import annotations

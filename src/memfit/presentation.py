@@ -1,4 +1,4 @@
-"""How an answer shows itself in Python and in notebooks: `memfit.report` registers the writers.
+"""How answers are displayed in Python and in notebooks: `memfit.report` registers the writers.
 
 The answers (`Estimate`, `Plan`, `Study`) stand below `report` and must not import it; `import
 memfit` loads `report` before it hands out a verb.

@@ -56,7 +56,7 @@ class DDP(Layout):
 @dataclass(frozen=True, kw_only=True)
 class FSDP(Layout):
     """Weights, gradients and states are sharded, weights gathered layer by layer (torch's FSDP2, or
-    FSDP1). With `ddp` beside it, HSDP."""
+    FSDP1). With `ddp`, HSDP."""
 
     version: int = option(
         2,
@@ -227,7 +227,7 @@ class ZeRO(Layout):
 class Gemini(Layout):
     """ColossalAI 0.3's Gemini: 16-bit weights in chunks, which their gradients overwrite, and fp32
     copies and states in chunks like them, each sharded; the settings are `GeminiPlugin`'s. With
-    `tp` beside it, ColossalAI's 1D tensor parallelism."""
+    `tp`, also ColossalAI's 1D tensor parallelism."""
 
     alone: ClassVar[bool] = True
     placement: str = option(
@@ -379,8 +379,8 @@ LAYOUTS: dict[str, type[Layout]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """The layouts that share the GPUs; their sizes multiply to the number of ranks (`ep` lies
-    within the data-parallel ones)."""
+    """How a job uses several GPUs: its layouts, whose sizes multiply to the number of ranks (`ep`
+    is part of the data-parallel ones)."""
 
     ddp: DDP | None = None
     fsdp: FSDP | None = None

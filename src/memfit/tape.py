@@ -1,4 +1,4 @@
-"""The waist: the ordered list of what happens on ONE rank. Producers write it, simulators read it.
+"""The tape: an ordered list of what happens on one rank. Producers write it, simulators read it.
 
 `check` is the runnable definition of a legal tape. Sizes are the bytes a program asked for;
 rounding is the allocator's.

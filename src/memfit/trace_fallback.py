@@ -1,5 +1,5 @@
-"""What a trace that nobody asked for says of itself: why it answers, and what is missing where it
-cannot."""
+"""Notes on a trace that runs because no formula supports the model: why it runs, or what it is
+missing."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def card(
 
 
 def own_gpu() -> Cluster | None:
-    """This machine's, if it has one and the driver can be asked."""
+    """The GPU of this machine, if it has one and the driver answers."""
     from memfit.hardware import Cluster, auto_gpu
 
     try:
@@ -101,7 +101,7 @@ def own_gpu() -> Cluster | None:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """The models of the catalog that a name means, where it is not one: chat models stand for their
+    """The models of the catalog that a family's name means; chat models represent their
     families."""
     from memfit.model import catalog
 

@@ -99,7 +99,7 @@ def question(
     values: Mapping[str, Any],
     problems: list[Problem],
 ) -> Question | None:
-    """What the engine is asked, as far as it can be read; what is wrong joins `problems`."""
+    """Read the options of a serving engine. The problems found join `problems`."""
     from memfit.serving.base import Question
 
     nothing: Cluster | None = None

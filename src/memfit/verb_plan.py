@@ -1,4 +1,4 @@
-"""`plan`: from words to some work and GPUs, and the ways to do the one on the other."""
+"""The verb `plan`: reads its options and searches for the best configuration."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def seconded(found: Plan, wanted: Planning, wish: Wish) -> Plan:
 
 
 def traced(row: Row) -> Checked:
-    """What the real code allocates on this row's rank, run in a process of its own."""
+    """Trace the real code of this row's rank in a separate process."""
     from memfit.estimate import estimate
     from memfit.plan.planning import Checked
     from memfit.trace.launch import launch, request_of

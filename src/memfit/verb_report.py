@@ -26,7 +26,7 @@ LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "bitsandbytes
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A prediction beside a measured figure, ready to be written."""
+    """A prediction and the measured figure, ready to be written to a file."""
 
     estimate: Estimate
     measured: int

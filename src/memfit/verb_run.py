@@ -1,5 +1,4 @@
-"""A question about a whole run: the lengths of its texts, read with everything else that was asked,
-and the answer with what the run adds to it."""
+"""Questions about a whole run: reads the lengths of its texts and adds the run to the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plan` for answers: from words to what is asked of them."""
+"""The verb `plan` for inference: reads its options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONGEST = 10**7  # requests at once
 
 @dataclass(frozen=True, kw_only=True)
 class Answering:
-    """What a plan for task `inference` is asked beside."""
+    """The options of `memfit plan --task inference` that are not part of the job."""
 
     goal: str = option(
         "throughput",
@@ -59,7 +59,7 @@ class Answering:
 
 
 def misplaced(values: Mapping[str, Any], serving: bool, problems: list[Problem]) -> None:
-    """Options of the one kind of plan in the other."""
+    """Yield a problem for each option that belongs to another kind of plan."""
     plain: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(Planning)}
     for name in TRAINING if serving else Answering.__dataclass_fields__:
         if name in values and (not serving or values[name] != plain[name]):

@@ -1,6 +1,6 @@
-"""What memfit can be asked, a row each: the command line, HTTP and Python read this table.
+"""The verbs of memfit, in one table that the command line and Python read.
 
-An option stands in `Job`, or, if it is not about the work itself, in `Ask`; flags, keys of a job
+An option is a field of `Job`, or of `Ask` if it is not about the work itself; flags, keys of a job
 file and arguments derive from both.
 """
 
@@ -84,9 +84,9 @@ def estimate(
     progress: Progress | None = None,
     **given: Any,
 ) -> Estimate:
-    """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand
-    in its place; what is given here overrides what stands there. Options are the fields of `Ask`
-    and `Job`; everything that is wrong is raised at once. `progress` hears of a trace."""
+    """Predict the memory and time of a job. `model` is a name, a path, a parsed config, a built
+    `Model` or a job file (`*.yaml`), whose values the arguments override. Options are the fields of
+    `Ask` and `Job`. One `InputError` carries all problems. `progress` is called during a trace."""
     asked = question(model, given, [])
     return with_next_way(answer(asked, progress=progress), asked)
 
@@ -108,7 +108,7 @@ class Question:
 
 
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
-    """What was asked, read and found sound; `problems` are those found before."""
+    """Read and check the arguments of a question. `problems`: those found before."""
     known = options()
     values = {name: value for name, value in given.items() if value is not None}
     values = spellings.plain(values, known, problems)
@@ -238,8 +238,8 @@ def named_place(ask: Ask) -> str:
 def compare(
     model: Any, /, variants: Sequence[Mapping[str, Any]], **common: Any
 ) -> tuple[Estimate, ...]:
-    """The answers to one question asked in several ways: `common` holds for all, each variant
-    overrides it. What is wrong with any of them is raised together."""
+    """Estimate several variants of a job. Every variant overrides the options in `common`. One
+    `InputError` carries the problems of all variants."""
     problems: list[Problem] = []
     asked: list[Question] = []
     for number, variant in enumerate(variants, 1):
@@ -261,10 +261,10 @@ def trace(
     progress: Progress | None = None,
     **given: Any,
 ) -> Estimate:
-    """What the real code allocates, run without a GPU in a process of its own: for a model as in
-    `estimate`, or for a script (`*.py`) with its arguments, unmodified. Options are the fields of
-    `Run`, and those of `estimate`; a script takes of these `gpu`, `memory`, `offline` and
-    `alloc_conf`, because its job stands in the script."""
+    """Run a model's real code, or an unmodified script (`*.py`) with its arguments, without a GPU
+    in a separate process, and predict its memory. Options are the fields of `Run` and those of
+    `estimate`. A script takes only `gpu`, `memory`, `offline` and `alloc_conf`, because the script
+    defines the job."""
     problems: list[Problem] = []
     given = {name: value for name, value in given.items() if value is not None}
     run = read_into(
@@ -426,7 +426,8 @@ def launched(
     offline: bool,
     progress: Progress | None,
 ) -> Answer:
-    """Run it in a process of its own; an environment that is not named must have torch."""
+    """Run the trace in a separate process. Without a named environment, this one must have
+    torch."""
     from importlib.util import find_spec
 
     from memfit.trace.launch import launch
@@ -469,7 +470,7 @@ def applied(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy 
 
 
 def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """What only shows where options meet, or is read later; told with everything else."""
+    """Yield the problems that arise from combinations of options."""
     from memfit.simulate.settings import Settings
 
     found: list[Problem] = []
@@ -632,7 +633,8 @@ def rough_bound_counts(source: Source | None) -> int:
 
 
 def without_checkpoints(asked: Question) -> Question:
-    """The question for a class that has no gradient checkpointing, which nobody asked for."""
+    """The same question without gradient checkpointing, for classes that do not support it. Only
+    the trainer's default had turned it on."""
     left = {name: value for name, value in asked.assumed.items() if name != "checkpointing"}
     note = Problem(
         message="this class has no gradient checkpointing, so none is assumed",
@@ -689,7 +691,7 @@ def spelled(way: Way, asked: Question) -> Way:
 
 
 def models(pattern: str = "") -> tuple[Entry, ...]:
-    """The bundled models whose name or type has every word of `pattern` in it; `*` stands for
+    """List the bundled models whose name or type contains every word of `pattern`; `*` matches
     anything."""
     from memfit.model import catalog
 
@@ -707,7 +709,7 @@ def models(pattern: str = "") -> tuple[Entry, ...]:
 
 
 def gpus(pattern: str = "") -> tuple[GPU, ...]:
-    """The GPUs on record whose name has every word of `pattern` in it; `*` stands for anything."""
+    """List the known GPUs whose name contains every word of `pattern`; `*` matches anything."""
     from memfit.hardware import all_gpus, own_gpus
     from memfit.hardware.vendors import refusal
     from memfit.registry import nearest
@@ -749,10 +751,10 @@ def accuracy(
     problems: Sequence[Problem] = (),
     **only: Any,
 ) -> Accuracy:
-    """How far memfit and other methods are off on published, measured cases: the bundled ones, or
-    those of a file in their form; `only` are the fields of `Rows`. `peers`: other people's tools
-    are asked too, those that are installed. `processes` share the work; they are started anew, so a
-    program that asks for several has to be importable. `problems` are those found before."""
+    """Compare memfit and other methods with published measurements: the bundled ones, or those of a
+    file in the same form; `only` are the fields of `Rows`. `peers`: also run other tools that are
+    installed. `processes` share the work; they are started anew, so a program that asks for several
+    has to be importable. `problems` are those found before."""
     from memfit.truth.accuracy import accuracy as compare
 
     rows = Rows(**only)
@@ -795,9 +797,9 @@ def beside(
     told: Callable[[int, int, str], None] | None = None,
     problems: Sequence[Problem] = (),
 ) -> list[Beside]:
-    """Records of `memfit measure`, a folder of them or one, beside what memfit predicts; event by
-    event where the events were kept. `limit`: only so many of them; `problems` are those found
-    before."""
+    """Compare a record of `memfit measure`, or a folder of them, with the prediction: event by
+    event where the record has events. `limit`: read at most this many records. `problems`: those
+    found before."""
     from memfit.measure.compare import of_folder
 
     wrong = [*problems, *([] if by in PRODUCERS else [unknown("producer", by, "by", PRODUCERS)])]
@@ -836,8 +838,8 @@ def _unread(path: str | os.PathLike[str], rows: Rows) -> Iterator[Problem]:
 def measure(
     model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any
 ) -> list[Record]:
-    """Run a job for real for a few steps, or a campaign's cases until its budget is spent. Options
-    are the fields of `Measuring` and `Job`; an OOM is a result."""
+    """Run a few real steps of a job, or the cases of a campaign until its budget is spent. Options
+    are the fields of `Measuring` and `Job`. Running out of memory is a result, not an error."""
     from memfit.measure import campaign as campaigns
     from memfit.measure.record import Case
     from memfit.measure.run import measure as one

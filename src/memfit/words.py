@@ -35,7 +35,8 @@ JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What is asked, of what and where: everything about a question but the Job."""
+    """The options of a question that are not part of the job: model, GPU, layout and what to
+    find."""
 
     model: str = option(
         "",
@@ -163,7 +164,7 @@ OTHERWISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a trace is run, beside what is asked."""
+    """The options of `memfit trace` that control how the trace runs."""
 
     python: str = option(
         "",
@@ -226,7 +227,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """How a case is measured, beside what is run."""
+    """The options of `memfit measure` that are not part of the job."""
 
     out: str = option("", "folder for records (default for a campaign: `records`)", group="measure")
     budget: str = option("25m", "time limit of a campaign, like `25m` or `540s`", group="measure")
@@ -261,7 +262,8 @@ class Measuring:
 
 @dataclass(frozen=True, kw_only=True)
 class Studying:
-    """What a study covers, beside the options of its jobs; several with commas."""
+    """The options of `memfit study` that are not part of its jobs. Commas separate several
+    values."""
 
     gpus: str = option(
         "8xa100-sxm-80gb",
@@ -290,8 +292,8 @@ class Studying:
 
 @dataclass(frozen=True, kw_only=True)
 class Planning:
-    """What a plan is asked beside the job, whose own options may have several values here, with
-    commas, or `any`."""
+    """The options of `memfit plan` that are not part of the job. The job's own options may have
+    several values here, separated by commas, or `any`."""
 
     global_batch: int = option(
         0,
@@ -370,7 +372,8 @@ def options() -> dict[str, dataclasses.Field[Any]]:
 
 
 def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[], T]) -> T:
-    """What `make` makes; its problems join the others, and a stand-in takes its place."""
+    """Return what `make` returns. If it raises, add its problems to `problems` and return what
+    `otherwise` returns."""
     try:
         return make()
     except InputError as bad:
@@ -432,8 +435,8 @@ def read_into(kind: type[T], values: Mapping[str, Any], problems: list[Problem])
 
 
 def job_of(values: Mapping[str, Any], problems: list[Problem]) -> Job:
-    """The Job; where something is wrong with it, that of the options that are not to blame, so that
-    the rest can be looked at, too."""
+    """Build the Job. If an option is wrong, add its problems and build the Job without it, so that
+    the other checks can run."""
     try:
         return job_from(values)
     except InputError as bad:
@@ -662,7 +665,7 @@ def is_program(subject: str) -> bool:
 
 
 def script_model(path: str) -> Model:
-    """What stands for the model where a script makes its own."""
+    """A placeholder for the model where a script builds its own."""
     from memfit.model.modules import Linear, Model
 
     head = Linear(name="", inputs=1, outputs=1)
@@ -697,8 +700,8 @@ def producer_of(by: str) -> Producer | None:
 
 
 def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """The usable keys of a job file, written with dashes or underscores; what is wrong with others
-    joins `problems`. A model given as `./…` or `../…` is sought beside the file."""
+    """The usable keys of a job file, written with dashes or underscores; the problems of others
+    join `problems`. A model given as `./…` or `../…` is relative to the file."""
     read: dict[str, Any] = {}
     known = options()
     for key, value in mapping(path, text_of(path)).items():
@@ -756,7 +759,7 @@ def text_of(path: Path) -> str:
 
 
 def mapping(path: Path, text: str) -> dict[Any, Any]:
-    """Parsed YAML; a key that stands twice is a problem, and tags make no objects."""
+    """Parse a YAML file. A key that is given twice is a problem, and tags create no objects."""
     import yaml
 
     from memfit.yaml12 import loader

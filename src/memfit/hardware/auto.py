@@ -1,5 +1,5 @@
-"""The GPU of this machine, asked of the driver through NVML (nvidia-ml-py): its own total, what is
-reserved, what is free."""
+"""The GPU of this machine, read from the driver through NVML (nvidia-ml-py): total, reserved and
+free memory."""
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ def _visible(seen: list[_Seen], wanted: str | None) -> list[_Seen]:
 
 
 def auto_gpus(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[GPU, ...]:
-    """Every GPU that a process on this machine sees, MIG slices as GPUs of their own, in the
-    driver's order.
+    """All GPUs that a process on this machine sees, in the driver's order; each MIG slice counts as
+    a GPU.
 
     `nvml` is the `pynvml` module or anything that answers like it.
     """

@@ -1,7 +1,7 @@
 """MIG slices: `h100-sxm/3g.40gb` is the slice of an H100 with three compute and four memory parts.
 
 Fractions are those of NVIDIA's MIG user guide ("Supported MIG Profiles"); the memory that CUDA
-shows of a slice is a little less than its fraction of the whole.
+shows of a slice is a little less than its fraction of the GPU's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a GPU reaches of its figures: fractions that others measured, by the size of the work
 (rates.json, written by tools/rates.py).
 
-A GPU that nobody measured is taken to reach what one of its kind does, as much more or less as its
-best matrix product on record says; `Rates.origin` says which."""
+A GPU without measurements is estimated from similar GPUs, scaled by its best matrix product on
+record; `Rates.origin` says which.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ KERNELS: Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Seconds that kernels take on a GPU. `measured`: on this very GPU, not on one of its kind."""
+    """The speeds of kernels on a GPU. `measured`: on this very GPU, not estimated from similar
+    GPUs."""
 
     peak: Mapping[str, float] = field(repr=False)
     bandwidth: float

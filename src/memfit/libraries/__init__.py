@@ -1,2 +1,1 @@
-"""What memfit knows of each library, in a folder of its own: its checks and facts, and its own code
-for a model's pieces."""
+"""One folder for each library: its checks, its facts, and its code for the parts of a model."""

@@ -1,5 +1,5 @@
-"""Saved tensors on the host: what torch's hooks do with each tensor that a node saves, and when
-backward asks for it again.
+"""Activation offload: what torch's hooks do with each tensor saved for backward, and when backward
+reads it again.
 
 `Streams` is OffloadActivations of TRL (trl 1.16 models/activation_offloading.py) and of torchtune
 (0.6.1 training/_activation_offloading.py), which copy on a stream of their own; `OnHost` is torch's

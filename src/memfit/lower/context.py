@@ -1,4 +1,4 @@
-"""What a forward pass needs to know beside weights and input."""
+"""Inputs of a forward pass other than weights and tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The seam through which an engine of data parallelism (DDP, FSDP, ZeRO …) works: what the training
-loop and the model tell it, and what it may do then.
+"""The interface of data-parallel engines (DDP, FSDP, ZeRO …): the calls that the training loop and
+the model make, and what an engine may do in them.
 
 An engine is a subclass of `Engine`, in a file of its own here, named `ENGINE` there and chosen in
 `engine_of`. Everything it does happens in these methods, in this order; `lower/train.py` and

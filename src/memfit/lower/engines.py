@@ -1,5 +1,5 @@
-"""Data-parallel engines: what each does around the model's own code. `base` is the seam; every
-engine has a file of its own."""
+"""Data-parallel engines: what each does around the model's code. `engine` is the interface; every
+engine is one file."""
 
 from __future__ import annotations
 

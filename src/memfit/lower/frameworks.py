@@ -1,5 +1,5 @@
-"""Frameworks: whose code runs a model's pieces, and how its loop differs. transformers' stand here,
-every other's in a file of its own."""
+"""Frameworks: whose code runs the parts of a model, and how the training loop differs. This file
+has transformers; every other framework is one file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a job takes of the host's memory beside the process itself: the copy of the weights that
-comes first, and paged optimizer states."""
+"""CPU memory of a job: the copy of the weights while they load, and paged optimizer states."""
 
 from __future__ import annotations
 

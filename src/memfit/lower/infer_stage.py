@@ -1,4 +1,5 @@
-"""Generation by a model whose layers lie on several GPUs of one process, as one of them sees it.
+"""Generation by a model whose layers are split over several GPUs of one process, from the view of
+one GPU.
 
 The first GPU has the tokens, the choice of the next one and the embedding; each keeps the cache of
 its own layers. Hidden states come from the GPU before, and the last one's logits return to the

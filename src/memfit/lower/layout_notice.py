@@ -1,5 +1,5 @@
-"""What an engine is told while a micro-batch is walked once for many: written between the events,
-for the engine to act on when they are written out."""
+"""Notices to an engine while one micro-batch is walked for many: they are recorded between the
+events, and the engine acts on them when the events are written out."""
 
 from __future__ import annotations
 

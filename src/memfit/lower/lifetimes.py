@@ -1,4 +1,4 @@
-"""Explicit lifetimes: who holds a tensor, and when it is let go.
+"""Explicit lifetimes: who keeps a tensor alive, and when it is freed.
 
 Elsewhere in `lower` a tensor lives as long as a Python variable names it, as in torch. A function
 that is `scoped` sees no tensor, only a `Value`, a name for one. Its `Scope` holds the tensor of

@@ -1,5 +1,5 @@
 """Attention masks as transformers 5.23 builds them (masking_utils.py): often none, and then the
-kernel is told `causal`."""
+kernel gets `is_causal`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The seam through which ranks share a model's matrices (tensor parallelism): what the modules ask,
-and the answers of a rank that has every matrix whole."""
+"""The interface of tensor parallelism: what the modules ask, and the answers for a rank that has
+every matrix."""
 
 from __future__ import annotations
 

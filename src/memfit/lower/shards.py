@@ -1,5 +1,5 @@
-"""What sharding engines share: weights that are gathered and given up again, the shards they come
-from, and what stays whole."""
+"""Code shared by sharding engines: gathered weights, their shards, and weights that stay
+replicated."""
 
 from __future__ import annotations
 

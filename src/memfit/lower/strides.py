@@ -1,5 +1,5 @@
-"""Where values lie: strides of views and of results, by torch's rules. None stands for a contiguous
-tensor, the common case.
+"""Strides of views and results, by torch's rules. None stands for a contiguous tensor, the common
+case.
 
 Views, copies and the layout of results follow torch 2.13: aten/src/ATen/TensorUtils.cpp
 computeStride, TensorIterator.cpp reorder_dimensions, ExpandUtils.cpp infer_dense_strides.

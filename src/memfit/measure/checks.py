@@ -1,5 +1,5 @@
-"""What may stand in a record that somebody else has written: every field's type and range, and a
-job and a layout that make sense."""
+"""Validation of records from others: the type and range of every field, and a consistent job and
+layout."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an allocator itself wrote down of a run, as a Tape: CUDA's memory history, or on a CPU the
-events of torch's profiler.
+"""The history that an allocator recorded of a run, as a Tape: CUDA's memory history, or on a CPU
+the events of torch's profiler.
 
 An allocator knows sizes and moments, not what a block is for: every block is `temporaries` here,
 and `op` says who asked for it.

@@ -1,5 +1,4 @@
-"""What stands in the trace recorder's place while the loops run for real: it reads counters where a
-recorder writes events."""
+"""The meter of real steps: it reads counters where the trace recorder writes events."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where the trace has stand-ins, the packages themselves: who makes an optimizer, whose kernels
-run, and what cannot be run for real here."""
+"""The real packages in place of the trace's stand-ins: optimizers, kernels, and what cannot run on
+this machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What was run and what came out: one JSON file a case. Bytes are whole numbers, seconds are
-fractions."""
+"""Records of measurements: one JSON file for each case. Bytes are integers, seconds are floats."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Answers by vLLM in place of transformers: a model without its weights' values, prompts of random
-tokens, the engine in this process, where the allocator's counters see it.
+"""Measures inference by vLLM: dummy weights, prompts of random tokens, and the engine in this
+process, so that the allocator's counters see it.
 
 Read from vLLM's entrypoints/llm.py and engine/arg_utils.py; run against a stand-in with its
 signatures, not yet against vLLM itself.

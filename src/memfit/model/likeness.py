@@ -1,4 +1,5 @@
-"""A model by the formulas of another family, with the sizes of its own config (`--like NAME`)."""
+"""Estimates by the formulas of another family, with the sizes of the given config (`--like
+NAME`)."""
 
 from __future__ import annotations
 

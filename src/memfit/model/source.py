@@ -1,5 +1,5 @@
-"""Reading a model: from the hub, a folder, a file or the bundled catalog, to its raw config and its
-exact tensors where they are at hand.
+"""Reading a model: from the hub, a folder, a file or the bundled catalog, into its raw config and,
+where available, its exact tensors.
 
 Nothing of a model is ever executed, and weights are never read: headers only, each with a limit on
 bytes and on time.

@@ -1,5 +1,5 @@
-"""Exact tensors of a file beside the model that its config describes: a GGUF's own blocks, and a
-check of safetensors names."""
+"""Exact tensors of a file, compared with the model that its config describes: a GGUF's own blocks,
+and a check of safetensors names."""
 
 from __future__ import annotations
 

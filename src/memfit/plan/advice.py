@@ -1,6 +1,6 @@
-"""What makes a job fit, the best way first: the same work for less memory, shorter sequences,
-another method, host memory, other GPUs. Each way is a ladder of changes with what they free and
-cost.
+"""Changes that make a job fit, best first: the same work for less memory, shorter sequences,
+another method, host memory, other GPUs. Each way is a ladder of changes, with the memory that each
+frees and what it costs.
 
 A ladder is checked against a lower bound first, then by the live peak, which is quick; the first
 that may do is replayed through the allocator.
@@ -125,7 +125,7 @@ def numbers(job: Job) -> Iterator[Change]:
 
 
 def methods(job: Job) -> Iterator[Change]:
-    """Adapters in place of all weights. Those stand beside 16-bit weights."""
+    """Adapters instead of full fine-tuning, next to 16-bit weights."""
     narrow = {"autocast-bf16": "bf16-autocast", "autocast-fp16": "fp16-autocast"}
     values: dict[str, Any] = {}
     if (name := narrow.get(job.precision)) is not None:
@@ -275,7 +275,7 @@ def hardware(model: Model, setting: Setting, cluster: Cluster) -> Iterator[Way]:
 
 
 def larger(gpu: GPU) -> list[GPU]:
-    """GPUs that offer more, those with a public price first, the cheapest before the dearer."""
+    """GPUs with more usable memory: those with a public price first, cheapest first."""
     some = [one for one in all_gpus() if one.vendor == "nvidia" and usable(one) > usable(gpu)]
     costs = {one.id: known.dollars for one in some if (known := price(one)) is not None}
     return sorted(some, key=lambda one: (one.id not in costs, costs.get(one.id, 0), usable(one)))

@@ -1,5 +1,5 @@
-"""What one GPU, or several, can do with a model: answer in 16, 8 and 4 bits, and fine-tune all
-weights, LoRA or QLoRA, each as far as it goes.
+"""The card of a model and a GPU: inference in 16, 8 and 4 bits, full fine-tuning, LoRA and QLoRA,
+each with its longest sequence and largest batch.
 
 Every claim is replayed through the allocator. What lies between is found by the live peak, which is
 quick and nearly a line.

@@ -1,4 +1,4 @@
-"""What a plan for a serving engine is asked, and what it answers."""
+"""The goals and results of a plan for a serving engine."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def pace(found: Generation, requests: int) -> Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds that a whole answer, its first token and each other one may take, and tokens a second
-    that the machine must make; 0: any."""
+    """Limits of a serving plan: seconds for a whole answer, to the first token and per output
+    token, and tokens per second of the machine; 0 means no limit."""
 
     answer: float = 0.0
     first: float = 0.0

@@ -1,5 +1,5 @@
-"""Ranked answers: how to do some work on some GPUs, what each way costs and gives up, and why
-others are not among them."""
+"""Ranked plans for a job on given GPUs: the cost and trade-offs of each, and why other
+configurations are missing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A way to do it: the best of its kind."""
+    """One plan in the answer: the best of its kind."""
 
     kind: Kind
     estimate: Estimate
@@ -133,8 +133,7 @@ def beats(one: Row, other: Row) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is wanted of a plan beside the work itself. `tokens`: of the dataset; 0: costs are told
-    of a million."""
+    """The goals of a plan. `tokens`: tokens of the dataset; 0 reports the cost of a million."""
 
     each: int = 3
     tokens: float = 0
@@ -309,7 +308,7 @@ def judged(found: Plan, count: int, judge: Callable[[Row], Checked]) -> Plan:
 
 
 def in_time(found: Plan, hours: float) -> Plan:
-    """The rows that are done by then; where none is, the quickest is the nearest."""
+    """The rows that finish in time; if none does, the quickest."""
     known = [row for row in found.rows if row.cost is not None]
     soon = tuple(row for row in known if row.cost is not None and row.cost.hours <= hours)
     if soon or not known:

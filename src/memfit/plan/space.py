@@ -1,4 +1,4 @@
-"""What may be tried: every combination of a job's open options and of layouts that share the GPUs.
+"""The search space: every combination of a job's open options and of layouts over the GPUs.
 
 Which values an option is tried with stands beside the option (`tries`, in `job.py` and
 `strategy.py`); which combinations are legal the techniques say. Candidates that run the same

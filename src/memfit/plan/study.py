@@ -105,7 +105,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Study(Presented):
-    """`whole`: not interrupted."""
+    """The result of a study. `whole`: it was not interrupted."""
 
     matrix: Matrix = field(repr=False)
     panels: tuple[Panel, ...]
@@ -322,7 +322,7 @@ class Score:
 
 
 def ways_of(panels: Iterable[Panel]) -> tuple[Way, ...]:
-    """Flash and what stands in for it are one choice."""
+    """The ways to train in a study. Flash attention and its replacement count as one."""
     return tuple(dict.fromkeys(fused(one.way) for panel in panels for one in panel.cells))
 
 

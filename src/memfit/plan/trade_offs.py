@@ -1,5 +1,4 @@
-"""What a candidate gives up against the most exact and simplest way to do the same work: a row
-each."""
+"""The trade-offs of a candidate against the most exact and simplest configuration, one row each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In what form weights may lie while answers are made: a row each, with what it gives up against
-the checkpoint as it is published.
+"""Weight formats for inference: one row each, with its loss of quality against the published
+checkpoint.
 
 bitsandbytes packs any checkpoint as it is loaded; for the others somebody must have made, or make,
 a checkpoint of that kind.

@@ -26,8 +26,8 @@ def write(
     colour: bool = False,
     exact: bool = False,
 ) -> str:
-    """The estimate in one of `FORMATS`, with the working of every part if asked to `explain`;
-    `exact`: as text, every figure in bytes, too."""
+    """Write the estimate in one of `FORMATS`. `explain`: with the formula behind every part.
+    `exact`: the text also lists every figure in bytes."""
     if form == "json":
         from memfit.report.codec import to_json
 

@@ -1,4 +1,4 @@
-"""Estimates side by side: what each variant needs, and where the difference lies."""
+"""Estimates side by side: the memory of each variant, and which parts differ."""
 
 from __future__ import annotations
 

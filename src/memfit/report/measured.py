@@ -1,4 +1,4 @@
-"""Records as text: what one run held beside what was predicted, and a line for each of many."""
+"""Records as text: measured and predicted memory of one run, or one line for each of many."""
 
 from __future__ import annotations
 

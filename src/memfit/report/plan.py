@@ -1,5 +1,5 @@
-"""A plan for people and programs: a table of strategies, what each costs and gives up, the front,
-and why others are not there."""
+"""A plan as text, Markdown and JSON: a table of configurations with their cost and trade-offs, the
+front, and why others are missing."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def wanted(plan: Plan) -> str:
 
 
 def frontier(plan: Plan, width: int) -> list[str]:
-    """Over all candidates, where that was asked for."""
+    """The best trade-offs over all candidates, with `--front`."""
     if plan.frontier is None:
         return []
     told = "best trade-offs of time, memory and cost among all candidates"
@@ -199,7 +199,7 @@ def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
 
 
 def judgement(told: Checked, one: Estimate) -> str:
-    """What another judge says beside the formulas."""
+    """The memory of a plan by a trace or a measurement."""
     if told.device is None:
         return f"{told.by}: {told.why or 'nothing'}"
     took = "" if told.seconds is None else f", {told.seconds:.3g} s per step"

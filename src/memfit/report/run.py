@@ -1,5 +1,5 @@
-"""A whole run over real lengths: its memory as a curve, how likely it runs out of memory, and what
-would change that."""
+"""A whole run over texts of real lengths as text: its memory over time, the probability of running
+out of memory, and what would change that."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def snapshot(tape: Tape, settings: Settings) -> dict[str, Any]:
 
 
 class Run:
-    """A tape going through an allocator, told as the allocator itself would tell it."""
+    """A replay of a tape through the allocator, in the form of PyTorch's memory snapshots."""
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator

@@ -57,7 +57,7 @@ def models_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def gpus(found: Sequence[GPU], room: int = 0) -> str:
-    """A question mark stands behind what is on record without proof."""
+    """The table of GPUs; a question mark follows each figure without proof."""
     rows = [
         (
             gpu.id,

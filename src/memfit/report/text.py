@@ -150,7 +150,7 @@ def next_step(estimate: Estimate) -> Iterator[str]:
 
 
 def way_words(way: Way, job: Job) -> str:
-    """What a way to make the job fit gives up."""
+    """What a change that makes the job fit costs."""
     if way.kind == "same" and way.job.precision != job.precision:
         return f"the same work with weights in 16 bits: {way.job.precision}"
     if way.kind == "same" and way.job.optimizer != job.optimizer:

@@ -35,7 +35,7 @@ WAITS = {
 
 
 def timing(estimate: Estimate) -> Iterator[str]:
-    """Lines, unfolded; none where no time is told."""
+    """The lines on time; none if the time is not known."""
     known, time = None if estimate.gpu is None else rates(estimate.gpu), estimate.time
     if known is None or not estimate.kernels:
         return

@@ -1,5 +1,5 @@
-"""A whole run over texts of different lengths: how long they are, which batches they make, and what
-many steps of such batches do to a GPU's memory."""
+"""Whole runs over texts of different lengths: the lengths, the batches, and memory over many
+steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which texts stand together in a batch, step by step: the samplers of trainers, seeded."""
+"""Which texts form a batch at each step: the seeded samplers of trainers."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def ordered(tokens: Sequence[int], how: Sampling, rng: random.Random, needed: in
 
 
 def bucketed(tokens: Sequence[int], how: Sampling, rng: random.Random) -> list[int]:
-    """Batches of texts of like lengths, up to the same power of two, in a random order; what fills
-    no batch of its own comes together by length."""
+    """Batches of texts of similar lengths, up to the same power of two, in random order; the texts
+    that are left form batches by length."""
     buckets: dict[int, list[int]] = {}
     for one in rng.sample(range(len(tokens)), len(tokens)):
         buckets.setdefault(min(tokens[one], how.limit).bit_length(), []).append(one)

@@ -1,5 +1,5 @@
-"""What a whole run needs: thousands of steps of different lengths, replayed through the allocator,
-and how likely it is that one of them runs out of memory."""
+"""Memory of a whole run: thousands of steps of different lengths, replayed through the allocator,
+and the probability that one runs out of memory."""
 
 from __future__ import annotations
 

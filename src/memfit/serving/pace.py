@@ -1,4 +1,5 @@
-"""How fast an engine answers: a step over some requests, by what each block reads and computes.
+"""Speed of a serving engine: the time of one step over some requests, from what each block reads
+and computes.
 
 The rates are those that GPUs were measured to reach (`hardware/rates.py`). CUDA graphs take the
 host's launches away, so a kernel costs its own time and no less than the smallest one measured. A

@@ -1,5 +1,5 @@
-"""What a plan needs of an engine beside its answer: how it calls the options that a plan chooses,
-and the model on a rank as its speed depends on it."""
+"""What a plan needs to know of an engine: the names of the options that a plan chooses, and the
+part of the model on one rank, for its speed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a whole run takes: its steps, hours, energy and money, from the time of one step and how
-much data there is."""
+"""Steps, hours, energy and cost of a whole run, from the time of one step and the size of the
+dataset."""
 
 from __future__ import annotations
 

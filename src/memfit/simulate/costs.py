@@ -1,8 +1,9 @@
-"""What a kernel moves, told from the block that it makes: an elementwise kernel reads tensors as
-large as the one it writes.
+"""The bytes that a kernel moves, inferred from the block that it allocates: an elementwise kernel
+reads tensors as large as the one it writes.
 
 Kernels that write a `Compute` of their own are priced by that; what an optimizer does in place its
-row says."""
+row says.
+"""
 
 from __future__ import annotations
 

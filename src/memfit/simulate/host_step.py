@@ -1,6 +1,5 @@
-"""What a step does on the host where weights, gradients or states live there: copies over PCIe,
-beside the kernels of a pass, and the optimizer's arithmetic, which all ranks of a node share the
-host for."""
+"""The host's part of a step with offload: copies over PCIe, next to the kernels, and the
+optimizer's arithmetic on a CPU that all ranks of a node share."""
 
 from __future__ import annotations
 

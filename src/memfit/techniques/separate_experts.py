@@ -1,5 +1,5 @@
-"""Experts before transformers 5: each a feed-forward of its own, in linear layers that bitsandbytes
-packs and PEFT adapts, where version 5 has stacks."""
+"""Experts before transformers 5: separate linear layers, which bitsandbytes quantizes and PEFT
+adapts; version 5 stacks them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`import bitsandbytes` in a traced program: a package made of the stand-ins, with the names that
-programs and libraries use."""
+"""A stand-in for the package bitsandbytes in traced programs, with the names that programs and
+libraries use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Collectives of the pretended GPU: nothing is sent, each call becomes a `Comm`, and what the real
-one holds until it is waited for is held.
+"""Collectives of the simulated GPU: nothing is sent, each call becomes a `Comm`, and its buffers
+stay until the program waits for it.
 
 In-place ones (`c10d::`) have no kernel for meta tensors, the functional ones have (torch 2.13
 torch/distributed/_functional_collectives.py).

@@ -1,5 +1,5 @@
-"""What a model is given: token ids, labels of its kind, images, sounds. Made once as a plan, so
-that what is assumed can be told."""
+"""Inputs of a model: token ids, labels, images and audio. They are planned once, so that the answer
+can name what was assumed."""
 
 from __future__ import annotations
 

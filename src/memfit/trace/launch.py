@@ -1,5 +1,4 @@
-"""Traces in a process of its own: in this interpreter or another one, with a limit of time, and
-gone when the answer is there."""
+"""Runs a trace in a separate process, in this interpreter or another one, with a time limit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The allocator beside a running program: what `torch.cuda.memory_allocated` and its kin would say
-at this moment."""
+"""The allocator of a running program: what `torch.cuda.memory_allocated` and similar functions
+return at this moment."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Packages that only report, draw or upload, where they are not installed: stand-ins that do
-nothing, because nothing they do is on the GPU."""
+"""Stand-ins for packages that only report, draw or upload, if they are not installed. They do
+nothing, since none of them uses the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the path of a module tells: its name without wrappers, and the layer that it lies in."""
+"""Module paths: the name without wrappers, and the layer of a module."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a program may ask of CUDA beside tensors, answered as the pretended GPU would: memory,
-streams, events, generators.
+"""CUDA's functions other than tensor operations, answered for the simulated GPU: memory, streams,
+events, generators.
 
 `cuda.pretended` answers what the libraries ask during a step; this is the rest, for programs of
 which nothing is known.

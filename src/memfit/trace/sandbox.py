@@ -1,5 +1,5 @@
-"""A process whose writes reach nothing: the whole file system is seen copy-on-write, there is no
-network, and nobody outside can be signalled or looked into.
+"""A sandboxed process: the file system is copy-on-write, there is no network, and processes outside
+cannot be seen or signalled.
 
 Linux gives this without privileges (user, mount and network namespaces, overlayfs; Landlock beside
 them). Where namespaces are refused, as in many containers, Landlock alone forbids every write

@@ -1,5 +1,5 @@
-"""What layers of sparse attention cache beside keys and values: keys of the indexer, and entries
-that stand for several tokens each."""
+"""Caches of sparse attention other than keys and values: the indexer's keys, and entries that cover
+several tokens each."""
 
 from __future__ import annotations
 

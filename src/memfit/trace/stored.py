@@ -1,4 +1,4 @@
-"""What of a checkpoint or a job the trace has no code for, and would otherwise leave away."""
+"""Checkpoints and job options that the trace does not support and must refuse."""
 
 from __future__ import annotations
 

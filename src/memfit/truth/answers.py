@@ -1,4 +1,4 @@
-"""A case answered: memfit's figure beside the published one, and what the baselines say of it."""
+"""Answers to published cases: memfit's figure, the published one and those of the baselines."""
 
 from __future__ import annotations
 

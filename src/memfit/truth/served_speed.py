@@ -1,7 +1,7 @@
 """Published speeds of one request to a serving engine against the time of its steps.
 
-Rows have a prompt and an answer of so many tokens (`seq`), and tokens per second of the answer, or
-of both together.
+Rows have the tokens of the prompt and of the answer (`seq`), and tokens per second of the answer,
+or of both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A weight as bitsandbytes stores it, and how it is made of a whole one."""
+"""Quantized weights of bitsandbytes: how they are stored, and how they are made from 16-bit
+weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Collectives among the ranks of one layout, with the buffers that they need beside what they are
-given."""
+"""Collectives among the ranks of one layout, with the buffers that they allocate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""LoRA as PEFT does it: the base is frozen, adapters stand beside the linear layers, in fp32 unless
-told otherwise."""
+"""LoRA in PEFT: the base is frozen, and adapters run next to the linear layers, in fp32 unless an
+option says otherwise."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What happens to experts that lie together in one stack and not in linear layers: what packs,
-adapts or shares them out, and what does not."""
+"""Stacked experts: which techniques quantize, adapt or shard them, and which do not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""torch's `scaled_dot_product_attention` on CUDA: which backend it takes, and what each of them
-saves and holds.
+"""torch's `scaled_dot_product_attention` on CUDA: which backend runs, and what each saves for
+backward and allocates.
 
-Queries are (B, N, S, H), keys and values (B, K, S, H), whatever the layout. Facts of the kernels
-stand in `memfit.kernels`.
+Queries are (B, N, S, H), keys and values (B, K, S, H), whatever the layout. `memfit.kernels` has
+the facts about the kernels.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Experts that are feed-forwards of their own, as transformers had most before version 5: a loop
-runs one after the other on the rows that chose it."""
+"""Experts as separate feed-forwards, as in most models before transformers 5: a loop runs one after
+the other on the rows that chose it."""
 
 from __future__ import annotations
 

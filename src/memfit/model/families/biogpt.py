@@ -1,4 +1,4 @@
-"""BioGPT: learned positions with two rows to spare, a scaled embedding, a head called
+"""BioGPT: learned positions with two extra rows, a scaled embedding, a head called
 `output_projection`."""
 
 from __future__ import annotations

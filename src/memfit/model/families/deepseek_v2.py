@@ -1,4 +1,4 @@
-"""DeepSeek-V2: latent attention, a few dense layers, then routed experts beside shared ones."""
+"""DeepSeek-V2: latent attention, a few dense layers, then routed and shared experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 1: Llama with norms of its own, wide heads, a scaled embedding and a tied head."""
+"""Gemma 1: Llama with different norms, wide heads, a scaled embedding and a tied head."""
 
 from __future__ import annotations
 

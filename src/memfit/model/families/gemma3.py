@@ -1,5 +1,5 @@
-"""Gemma 3 with its vision tower, as transformers loads the 4B, 12B and 27B: the text model does the
-work, the tower lies beside it."""
+"""Gemma 3 with its vision tower, as transformers loads the 4B, 12B and 27B: the text model is
+computed, the tower only takes memory."""
 
 from __future__ import annotations
 

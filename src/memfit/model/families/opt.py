@@ -1,5 +1,5 @@
-"""OPT: learned positions with two rows to spare; the 350M model projects a narrower embedding and
-puts its norms last."""
+"""OPT: learned positions with two extra rows; the 350M model projects a narrower embedding and puts
+its norms last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts: routed ones, and a shared one behind a gate of its own."""
+"""Qwen 1.5 and 2 with experts: routed experts, and a shared one with its own gate."""
 
 from __future__ import annotations
 

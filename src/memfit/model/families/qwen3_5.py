@@ -1,5 +1,5 @@
-"""Qwen3.5 and 3.6 with their vision tower, as transformers loads them: the text model does the
-work, the tower lies beside it."""
+"""Qwen3.5 and 3.6 with their vision tower, as transformers loads them: the text model is computed,
+the tower only takes memory."""
 
 from __future__ import annotations
 

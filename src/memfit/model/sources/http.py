@@ -1,5 +1,4 @@
-"""One bounded GET over huggingface_hub's own session: so many bytes and so many seconds, whatever
-the other side does.
+"""One GET over huggingface_hub's session, bounded in bytes and seconds whatever the server does.
 
 The session is httpx in huggingface_hub 1.x (httpx2 from 2.x) and requests before; its proxies,
 certificates and tokens are kept.

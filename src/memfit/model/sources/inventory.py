@@ -1,5 +1,5 @@
-"""What reading a model yields: its raw config and, where headers were at hand, every tensor with
-its bytes."""
+"""The result of reading a model: its raw config and, where headers were available, every tensor
+with its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama.cpp is asked to do, under the names of its own flags."""
+"""The options of llama.cpp, by the names of its flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of thumb: so many bytes for each parameter."""
+"""Rules of thumb: a fixed number of bytes for each parameter."""
 
 from __future__ import annotations
 

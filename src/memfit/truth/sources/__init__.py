@@ -1,2 +1,2 @@
-"""Publishers, a file each: what is not in a row but in the publisher's own repository, with where
-it stands there."""
+"""Publishers, one file each: facts from the publisher's repository that the rows lack, each with
+its source."""
