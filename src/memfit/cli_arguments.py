@@ -183,6 +183,10 @@ class Reader:
             message = f"`{name}` does not change GPU memory"
             self.problems.append(Problem(message=message, hint="remove it", fix=(name, "")))
             return
+        if self.command == "measure" and folded in ("gpu", "gpus", "memory"):
+            message = f"`{name}` is not needed: `memfit measure` runs on this machine"
+            self.problems.append(Problem(message=message, hint="remove it", fix=(name, "")))
+            return
         known = [*self.flags, *(f"--{one}" for one in self.spellings if len(one) > 2)]
         close = nearest(name, known, 1, cutoff=LIKE) if len(folded) > 2 else []
         if folded in INSTEAD:

@@ -16,7 +16,7 @@ Without a GPU it uses this machine's, or finds the smallest GPU for each use.
 
 Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 """
-HELP_WORDS = ("help", "-h", "version")
+HELP_WORDS = ("help", "-h", "--help-all", "version")
 OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)
 

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from memfit.errors import InputError, Problem
 
 T = TypeVar("T")
+ALIKE = 0.6  # similarity from which a name is close enough to be offered
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:

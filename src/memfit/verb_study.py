@@ -128,6 +128,14 @@ def layouts_of(how: Studying, clusters: Sequence[Cluster], problems: list[Proble
         for name in names
         if name not in known
     ]
+    for cluster in clusters if names and not how.use else ():
+        fitting = {name.lower() for name in (SPREAD if cluster.gpus > 1 else ALONE)}
+        if not fitting & set(names) and set(names) <= set(known):
+            machine = "several GPUs" if cluster.gpus > 1 else "one GPU"
+            message = f"`{how.layouts}` has no layout for {machine} ({cluster.gpu.name})"
+            known_here = SPREAD if cluster.gpus > 1 else ALONE
+            hint = "use " + ", ".join(f"`{name}`" for name in known_here)
+            problems.append(Problem(message=message, where="layouts", hint=hint))
     for cluster in clusters if how.use else ():
         gather(problems, lambda: ONE, partial(strategy_from, how.use.split(), cluster.gpus))
     if how.use and names:

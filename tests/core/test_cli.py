@@ -488,6 +488,11 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),
         (["estmate", "a"], ["unknown command `estmate`", "try: memfit estimate a"]),
         (["study"], ["no model is given"]),
+        (
+            ["study", "gpt2", "--gpus", "t4", "--layouts", "DDP"],
+            ["`DDP` has no layout for one GPU"],
+        ),
+        (["measure", "gpt2", "--gpu", "t4"], ["this machine", "try: memfit measure gpt2"]),
         (["qwen3-8b", "4090"], ["try: memfit qwen3-8b --gpu 4090"]),
         (["--nonsense"], ["--nonsense"]),
         (["estimate", "", "--offline"], ["no model is given"]),

@@ -13,7 +13,7 @@ from memfit.errors import InputError, Problem
 from memfit.hardware.link import Link, links
 from memfit.hardware.tables import figure, span, table
 from memfit.lazy_dataclass import dataclass
-from memfit.registry import nearest
+from memfit.registry import ALIKE, nearest
 from memfit.units import LARGEST
 
 MATHS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
@@ -217,7 +217,7 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
     if keys is None:
         close = dict.fromkeys(
             key
-            for near in nearest(plain(name), _names(), 6, cutoff=0.6)
+            for near in nearest(plain(name), _names(), 6, cutoff=ALIKE)
             for key in _names()[near]
             if key
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from memfit.commands import gpu_words
 from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests
 from memfit.report.figures import count, gib
 
@@ -148,7 +149,7 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
         assert largest.tune is not None
         size = gib(largest.tune_bytes)
         yield f"largest to fine-tune: {largest.name} with {largest.tune.title}, {size} GiB"
-    yield f"next step: memfit MODEL --gpu {cluster.gpu.id}"
+    yield f"next step: memfit MODEL {gpu_words(cluster)}"
     yield ""
     yield f"{'model':<36}{'parameters':>11}{'answer':>20}{'fine-tune':>13}"
     yield from (shelf_line(one) for one in found.lines)
