@@ -317,6 +317,13 @@ def test_modules_and_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         trace("-m package.nosuch")
 
 
+def test_a_package_of_another_version(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch.nosuch.module\n")
+    with pytest.raises(InputError, match=r"needs `torch\.nosuch`, which the installed `torch`"):
+        trace(script)
+
+
 def test_what_is_no_script(tmp_path: Path) -> None:
     folder = tmp_path / "run.py"
     folder.mkdir()

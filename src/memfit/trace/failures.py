@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
 from types import BuiltinMethodType, TracebackType
@@ -114,6 +115,11 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
         if found
         else ""
     )
+    if name and isinstance(bad, ModuleNotFoundError) and bad.name != name and is_there(name):
+        return (
+            f"{who} needs `{bad.name}`, which the installed `{name}` does not have",
+            f"install another version of `{name}`, or choose an environment with `--python`",
+        )
     if name:
         known = f" (`pip install {PACKAGES[name]}`)" if name in PACKAGES else ""
         hint = f"install it{known}, or choose an environment that has it with `--python`"
@@ -122,6 +128,13 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
         f"{who} failed with ImportError: {first_line(bad)}",
         "`--python` chooses another environment",
     )
+
+
+def is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def no_such_device(bad: BaseException, script: str) -> Told:
