@@ -245,7 +245,7 @@ def ends(chosen: Sequence[Residual], tail: float = TAIL) -> tuple[float, float]:
 
 
 def reached(ordered: Sequence[tuple[float, float]], wanted: float) -> float:
-    """The ratio at which the weights that lie beyond it add up to `wanted`."""
+    """The ratio beyond which the weights add up to `wanted`."""
     gone = 0.0
     for ratio, weight in ordered:
         gone += weight

@@ -21,7 +21,7 @@ class Format:
     index: int = 0
 
     def bytes(self, count: int) -> int:
-        """Bytes of `count` values, the last block counted whole."""
+        """Bytes of `count` values; the last block counts in full."""
         return -(-count // self.block) * self.block_bytes
 
     def tensors(self, count: int, width: int) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ _row(
 
 
 def cublaslt_workspace(torch: tuple[int, int] = (2, 13)) -> int:
-    """Bytes that an addmm with a bias epilogue allocates beside the cuBLAS workspace."""
+    """Bytes that an addmm with a bias epilogue allocates in addition to the cuBLAS workspace."""
     return MiB if torch < (2, 11) else 0
 
 
@@ -149,7 +149,7 @@ _row(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlashBackward:
-    """Buffers of one flash backward call, all alive beside dq, dk and dv."""
+    """Buffers of one flash backward call, all alive together with dq, dk and dv."""
 
     softmax_d: int
     dq_accum: int
@@ -343,7 +343,7 @@ _row(
 
 def cpu_flash(query: int, key: int, head: int, threads: int, element: int = 4) -> int:
     """Buffer of the CPU's flash forward in fp32, for checks of a trace against real steps on the
-    CPU. For 16 bits the scores stand beside it in that dtype, half of what the backward's take."""
+    CPU. In 16 bits, the scores are also kept in that dtype, in half the bytes of the backward's."""
     rows = min(256 if query >= 768 else 64 if query >= 192 else 32, query)
     columns = min(512, key)
     return threads * rows * (columns + 2 + head) * element
@@ -370,8 +370,8 @@ _row(
 
 
 def cudnn_backward(batch: int, heads: int, query: int, head: int) -> int:
-    """One workspace beside dq, dk and dv: fp32 accumulators of dq and of a sum a row; what the
-    chosen plan adds is not known."""
+    """One workspace in addition to dq, dk and dv: fp32 accumulators of dq and of a sum a row; what
+    the chosen plan adds is not known."""
     return batch * heads * query * (head + 1) * 4
 
 
@@ -611,7 +611,7 @@ _row(
 
 
 def sort_buffers(rows: int, length: int, element: int) -> int:
-    """Scratch beside the values and indices; the radix part is inferred."""
+    """Temporary buffers of a sort, without values and indices; the radix part is inferred."""
     count = rows * length
     if length <= 4096 and rows > 1:
         return 0

@@ -32,9 +32,9 @@ class Rule:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
     """Parameters are stepped as they come (`mixed`), or rule after rule: in one function, whose
-    variables go on (`groups`), or in calls of their own (`apart`). `when`: after backward, or while
-    it runs, parameter by parameter, each after its gradient (`layerwise`) or when the next one's is
-    there (`lomo`)."""
+    variables stay alive (`groups`), or in separate calls (`apart`). `when`: after backward, or
+    while it runs, parameter by parameter, each after its gradient (`layerwise`) or when the next
+    one's is there (`lomo`)."""
 
     name: str
     rules: tuple[Rule, ...]

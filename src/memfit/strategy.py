@@ -489,8 +489,8 @@ class Strategy:
 
     @property
     def shard(self) -> int:
-        """Which of those this rank is: neighbours share tensor parallelism, replicas lie
-        outside."""
+        """The index of this rank among the shards: tensor parallelism is innermost, replicas are
+        outermost."""
         return self.rank // self.size("tp") % self.shards
 
     @property

@@ -71,8 +71,8 @@ class Alloc(NamedTuple):
 
 
 class Free(NamedTuple):
-    """The block `id` is given back to the allocator. `streams` used it beside its own (torch's
-    `record_stream`): it is not served again before a `Sync` has waited for each of them."""
+    """Returns the block `id` to the allocator. Other `streams` have used it (torch's
+    `record_stream`), so it is reused only after a `Sync` with each of them."""
 
     id: int
     streams: tuple[int, ...] = ()

@@ -221,8 +221,8 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
 
 
 def spread(strategy: Strategy, ep: EP, problems: list[Problem]) -> Strategy:
-    """Experts over all ranks of a stage where nothing is said; sizes that do not divide those are
-    told."""
+    """The layout with its size of expert parallelism; by default all ranks of a stage. A size that
+    does not divide them is a problem."""
     within, each = strategy.within, strategy.expert_tensor
     if within % (each * max(1, ep.size)):
         message = f"{ep.size or 'no'} ranks of experts" + (

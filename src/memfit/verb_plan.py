@@ -195,8 +195,8 @@ def without(values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def seconded(found: Plan, wanted: Planning, wish: Wish) -> Plan:
-    """With what else was asked: the front over all candidates, and other judges of the first
-    rows."""
+    """The plan with the front over all candidates and with traces or measurements of the first
+    rows, where requested."""
     from memfit.plan.frontier import frontier
     from memfit.plan.planning import judged
 

@@ -212,7 +212,8 @@ def worst_job(job: Job, given: Given | None) -> Job:
 
 
 def command_job(way: Job, job: Job, given: Given | None) -> Job:
-    """As it is asked: `seq` is the length at which texts are cut, unless the way cuts them."""
+    """The job as a command: `seq` is the length at which texts are truncated, unless the way
+    shortens them."""
     if given is None or way.seq != (job.longest or job.seq):
         return way
     return dataclasses.replace(way, seq=given.sampling.limit)
@@ -246,8 +247,8 @@ def paid_by_run(found: Estimate, given: Given, ask: Ask) -> tuple[Duration | Non
 
 
 def with_run(found: Estimate, job: Job, given: Given) -> Estimate:
-    """The answer for the whole run: what the allocator holds at its end, and the verdict by the
-    probability that it runs out of memory."""
+    """The answer for a whole run: reserved memory at its end, and the verdict by the probability of
+    running out of memory."""
     from memfit.estimate import band_of_replayed
     from memfit.runs.whole_run import whole_run
 

@@ -96,8 +96,8 @@ def step(cluster: Cluster) -> float:
 
 
 def within(op: str, size: int, ranks: int, cluster: Cluster) -> float | None:
-    """Among so many GPUs of a node: as measured with the next larger number of them, else what the
-    wire gives."""
+    """Bandwidth among GPUs of one node: measured with this many or more GPUs, else that of the
+    links."""
     link = cluster.gpu.link
     if link is None:
         return None

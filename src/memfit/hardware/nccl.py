@@ -179,5 +179,5 @@ def communicators(
 
 
 def spanned(ranks: int, stride: int, per_node: int) -> int:
-    """Nodes that a group lies on."""
+    """The number of nodes that a group spans."""
     return max(1, -(-ranks * stride // per_node)) if stride < per_node else ranks

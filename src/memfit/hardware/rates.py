@@ -136,7 +136,7 @@ KERNELS: Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The speeds of kernels on a GPU. `measured`: on this very GPU, not estimated from similar
+    """The time that kernels take on a GPU. `measured`: on this very GPU, not estimated from similar
     GPUs."""
 
     peak: Mapping[str, float] = field(repr=False)
@@ -180,7 +180,7 @@ class Rates:
         *,
         backward: bool,
     ) -> float:
-        """Fused attention of so wide heads over so many tokens."""
+        """Seconds of fused attention, by head size and number of tokens."""
         width, length = shape
         table, rate = self.attention[kernel.table], self.rate(math)
         column = min(table, key=lambda one: abs(log2(one / max(width, 1))))

@@ -30,8 +30,7 @@ class Figure:
 
 
 class Sections(Mapping[str, Any]):
-    """The tables of a file, each parsed when it is first asked for: one answer needs two of a
-    hundred."""
+    """The tables of a file, each parsed on first use: one answer needs two of a hundred."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = texts
@@ -62,12 +61,12 @@ def sections(text: str) -> Mapping[str, Any]:
 
 @cache
 def table(name: str) -> Mapping[str, Any]:
-    """The file; whoever reads it leaves it as it is."""
+    """The parsed file. Callers must not change it."""
     return sections((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def figure(text: str, sources: Mapping[str, str]) -> Figure:
-    """`'1008e9 repo ada'`: the source may be a key of `sources` or words of its own."""
+    """`'1008e9 repo ada'`: the source is a key of `sources` or free text."""
     value, status, source = text.split(" ", 2)
     return Figure(value=value, status=status, cite=sources.get(source, source))
 

@@ -74,7 +74,7 @@ def scores(layer: Layer, seq: int) -> int:
 
 
 class Bounds:
-    """For one model on one cluster; what is asked twice is computed once."""
+    """Lower bounds for one model on one cluster. Results are cached."""
 
     def __init__(self, model: Model, cluster: Cluster) -> None:
         self.model, self.cluster = model, cluster
@@ -120,7 +120,7 @@ class Bounds:
 
     @staticmethod
     def backward(job: Job) -> int:
-        """How often the forward's arithmetic the backward does at least, in whole."""
+        """The least arithmetic of the backward pass, in multiples of the forward's."""
         if job.method == "full":
             return 2
         return 1 if job.adapters and not any(sign.isdigit() for sign in job.targets) else 0

@@ -56,7 +56,7 @@ def cost(time: Duration, cluster: Cluster, each: Paid, tokens: float) -> Cost:
 
 
 def served(tokens_per_second: float, cluster: Cluster, each: Paid, tokens: float) -> Cost:
-    """Of so many new tokens."""
+    """The cost of generating a number of tokens."""
     hours = tokens / tokens_per_second / 3600
     energy, money = spent(hours, cluster, each.dollars)
     return Cost(tokens=tokens, hours=hours, dollars=money, kilowatt_hours=energy)

@@ -239,7 +239,7 @@ def missed(
 def asked_of(
     question: EngineQuestion, cluster: Cluster, one: Candidate, length: int, each: int
 ) -> Question:
-    """What the engine is asked; `each`: users of a replica, 0 where nobody says."""
+    """The engine's options for a candidate; `each`: users per replica, 0 if not given."""
     planned = question.planned
     options: dict[str, Any] = {planned.length: length}
     if one.tensor > 1:

@@ -63,8 +63,8 @@ def limits(work: Work, bounds: Bounds, wish: Wish, most: int) -> Iterator[Row]:
 
 
 def smaller(work: Work, cluster: Cluster) -> Iterator[Cluster]:
-    """All GPUs, half of them and so on, on whole nodes: fewer are slower, and idle less. Named
-    layouts are for all of them."""
+    """The cluster, half of it and so on, in whole nodes: fewer GPUs are slower but idle less. With
+    a named layout, only all GPUs."""
     yield cluster
     count, node = cluster.gpus, min(cluster.gpus_per_node, BOARD)
     for _ in range(0 if work.strategies else HALVINGS):

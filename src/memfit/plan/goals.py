@@ -12,8 +12,8 @@ from memfit.simulate.generating import Generation
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Of answers to `requests` at once on a whole machine; seconds: of one from its prompt to its
-    last token, until the first, of each other."""
+    """The speed of a machine with `requests` concurrent requests: seconds from the prompt to the
+    last token, to the first token, and per output token."""
 
     requests: int
     seconds: float
@@ -87,8 +87,8 @@ for _goal in (
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Of a plan for answers. `requests`: at once, on the whole machine; 0: as many as fit.
-    `weights`: the forms to choose from, the most exact first."""
+    """The options of a plan for inference. `requests`: concurrent requests on the machine; 0: as
+    many as fit. `weights`: the formats to choose from, most exact first."""
 
     goal: str
     requests: int

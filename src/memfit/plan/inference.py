@@ -292,8 +292,8 @@ class Serving:
             self.progress(self.counted)
 
     def ranked(self, timed: Iterable[Timed]) -> list[Timed]:
-        """The best first; of those that are within a hundredth of one another the plainest, which
-        stands first in the space."""
+        """The plans, best first. Among plans within 1 %, the simplest comes first, which is the
+        first in the search space."""
         best: list[Timed] = []
         group: list[Timed] = []
         for one in sorted(timed, key=lambda one: (*self.goal.key(one.pace), one.device, one.place)):
@@ -317,7 +317,7 @@ class Serving:
         return found if found.verdict == "fits" else None
 
     def taken(self, each: int) -> Iterator[tuple[Timed, Estimate]]:
-        """The best of each kind, so many kinds of every form of weights."""
+        """The best of each kind, up to a number of kinds for each weight format."""
         kinds: set[Kind] = set()
         for one in self.ranked(self.timed):
             kind = one.way.kind

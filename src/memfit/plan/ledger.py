@@ -64,7 +64,7 @@ class Kind(NamedTuple):
 
 
 class Enough(Exception):
-    """Whoever watches a search has seen what it wanted: what was found by then is the answer."""
+    """Raised by a callback to end a search early; the plans found so far are the answer."""
 
 
 @dataclass

@@ -108,7 +108,7 @@ def largest(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> int
 
 
 def gets_through(model: Model, job: Job, cluster: Cluster, strategy: Strategy, batch: int) -> bool:
-    """Whether a step of so many sequences does; what is refused does not."""
+    """Whether a step with this many sequences runs; refused jobs do not."""
     try:
         return served(estimate(model, replace(job, batch=batch), cluster, strategy), cluster)
     except InputError:

@@ -56,7 +56,7 @@ class Counts(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Bytes that the passes of a micro-batch hold at most beside weights, states and gradients;
+    """The most bytes that a micro-batch's passes use, without weights, states and gradients;
     `between`: when the forward is over."""
 
     held: int
@@ -121,7 +121,7 @@ class Kept(NamedTuple):
 
 
 class Holds:
-    """For one model; what is asked twice is computed once."""
+    """Lower bounds on memory for one model. Results are cached."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.counts = model, counts(model)

@@ -151,8 +151,7 @@ def cheapest_precision(
     producer: Producer | None = None,
     strategy: Strategy = ONE,
 ) -> Answer:
-    """The precision that gives up least and fits; all are tried, so that the prices can be
-    compared."""
+    """The most exact precision that fits. All are tried, so that their costs can be compared."""
     one = _named(cluster)
     tried: list[tuple[str, str, int]] = []
     for name, changes in _precisions(job):

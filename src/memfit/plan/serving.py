@@ -66,8 +66,8 @@ def asked_of(work: Work) -> Asked:
 
 
 def budgeted(asked: Asked, cluster: Cluster, each: Paid, wish: Wish) -> Asked:
-    """Hours and money for so many tokens are a least pace on a machine whose GPUs are all paid for;
-    where no price is known, no pace is enough."""
+    """The lowest speed that keeps within the budgets of hours and money, on a machine whose GPUs
+    are all paid for. Without a price, no speed is enough."""
     tokens, least = wish.tokens or MILLION, asked.limits.tokens_per_second
     if wish.hours:
         least = max(least, tokens / (3600 * wish.hours))

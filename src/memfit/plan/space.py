@@ -260,7 +260,7 @@ class Space:
         ]
 
     def shared(self, ranks: int) -> Iterator[list[Part]]:
-        """How so many ranks share what the inner layouts leave: replicas, shards, or replicas of
+        """The data-parallel layouts of a number of ranks: replicas, shards, or replicas of
         shards."""
         if ranks == 1:
             yield [()]
@@ -359,7 +359,7 @@ def least(strategy: Strategy) -> Strategy:
 
 
 def turned(strategy: Strategy, times: int) -> Strategy:
-    """A pipeline is told how many micro-batches go through it."""
+    """The layout with the number of micro-batches set for its pipeline."""
     return (
         strategy
         if strategy.pp is None

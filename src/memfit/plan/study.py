@@ -337,8 +337,9 @@ def fused(way: Way) -> Way:
 
 
 def scored(way: Way, panels: Sequence[Panel], method: str) -> Score:
-    """How much slower: the geometric mean over the cases in which it fits, each beside the quickest
-    of the same methods that fits there, without offload where it has none."""
+    """How much slower a way is: the geometric mean over the cases in which it fits, each
+    relative to the fastest way with the same method that fits there, without offload if this way
+    has none."""
     fits, ratios, shares = 0, [], []
     known = True
     for panel in panels:

@@ -23,7 +23,8 @@ OWN = "own"
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """`quant`: what the job is told; `stored`: what a checkpoint's config says of itself."""
+    """A weight format. `quant`: the job's option; `stored`: the quantization in a checkpoint's
+    config."""
 
     name: str
     gives_up: str = ""

@@ -365,8 +365,8 @@ def of_axes(found: Accuracy) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
 
 
 def plain(head: Sequence[str], lines: Sequence[Sequence[str]], first: int) -> str:
-    """Without the middle error, nor the worst one where time is told: both are in the other
-    formats."""
+    """The plain form of a table, without the median error, and for time without the worst one; the
+    other formats have both."""
     narrow = {"bias", "worst"} if "seconds" in head else {"bias"}
     keep = [at for at in range(len(head)) if head[at] not in narrow]
     return columns(
@@ -663,7 +663,7 @@ def missing(found: Accuracy) -> Iterator[str]:
 
 
 def peer(method: str) -> bool:
-    """Is it a tool that was asked only if wanted?"""
+    """Whether a method is another tool, which runs only with `--peers`."""
     return method in {one.name for one in PEERS}
 
 

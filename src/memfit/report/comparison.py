@@ -18,7 +18,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def text(variants: Variants, *, width: int = 80) -> str:
-    """A legend of the variants, then a column for each; more than fit beside each other go on
+    """A legend of the variants, then one column each; columns that do not fit the width continue
     below."""
     fit = max(1, (width - LABEL) // COLUMN)
     blocks = ["\n".join(legend(variants, width))]

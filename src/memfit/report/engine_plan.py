@@ -191,7 +191,7 @@ def start(plan: EnginePlan) -> Iterator[str]:
 
 
 def grid(plan: EnginePlan) -> Iterator[str]:
-    """Context against users, in GiB; what does not fit stands in brackets."""
+    """A table of context by users, in GiB; brackets mark what does not fit."""
     made = plan.grid
     if made is None:
         return

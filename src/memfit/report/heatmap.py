@@ -69,7 +69,7 @@ def drawn(panel: Panel, top: int, right: int) -> Iterator[str]:
 def one(
     cell: Cell, panel: Panel, at: tuple[float, float], scale: tuple[float, float] | None
 ) -> Iterator[str]:
-    """A field with its figure; what is told about it stands in its title."""
+    """One field with its figure; its title has the details."""
     x, y = at
     if scale is None:
         share = None if cell.refused else cell.device / panel.usable

@@ -111,8 +111,8 @@ def grouped(found: Sequence[Beside]) -> dict[tuple[str, str, str], Figures]:
 
 
 def lacking(found: Sequence[Beside], side: str) -> list[tuple[str, str, int, int]]:
-    """(phase, who asked, times, bytes) of allocations of one side alone, over all records, the most
-    bytes first."""
+    """(phase, operation, count, bytes) of the allocations that only one side has, over all records,
+    most bytes first."""
     times: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for one in found:
@@ -123,7 +123,7 @@ def lacking(found: Sequence[Beside], side: str) -> list[tuple[str, str, int, int
 
 
 def comparison(found: Sequence[Beside], worst: int = 0) -> str:
-    """Records beside predictions: the figures, decisions, and event by event."""
+    """Records and predictions compared: the figures, the decisions, and event by event."""
     ends = Counter(one.record.result for one in found)
     lines = [
         f"{len(found)} records: "

@@ -21,8 +21,8 @@ TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def svg(found: Accuracy) -> str:
-    """Sources by colour and shape; the number of cases beyond the dashed lines stands in the
-    legend."""
+    """A scatter plot, sources by colour and shape. The legend has the number of cases beyond the
+    dashed lines."""
     cases = [one for one in found.outcomes if one.case.value and one.predicted > 0]
     style = 'font-family="system-ui, sans-serif" font-size="13" fill="#222"'
     lines = [

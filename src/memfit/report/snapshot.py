@@ -25,7 +25,7 @@ Frames = list[dict[str, Any]]
 
 
 def write(estimate: Estimate, path: Path) -> None:
-    """The whole run on a GPU that never fills up."""
+    """Write the snapshot of the run on a GPU with unlimited memory."""
     found = snapshot(
         estimate.memory.tape, Settings.parse(estimate.job.alloc_conf, where="job.alloc_conf")
     )

@@ -68,7 +68,7 @@ OUTER = ("fragmentation", "context", "nccl")
 
 
 def text(estimate: Estimate, *, width: int = 80, colour: bool = False, exact: bool = False) -> str:
-    """The whole report, without a newline at its end."""
+    """The full report, without a newline at its end."""
     sections = (
         verdict(estimate),
         subject(estimate),
@@ -288,7 +288,7 @@ def numbers(estimate: Estimate) -> Iterator[str]:
 
 
 def host_words(host: Host) -> str:
-    """With what stays there on the whole node, where that is not the figure itself."""
+    """What uses the CPU memory, with the total of the node where that differs."""
     return host.why + (
         f"; a node keeps {gib(host.node)} GiB there while it runs"
         if host.node and host.node != host.size
@@ -316,8 +316,7 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
 
 
 def large_parts(estimate: Estimate) -> dict[str, int]:
-    """The parts in their order; those that would read `<0.01` stand in one line behind what is
-    live."""
+    """The parts in order; those that would read `<0.01` share one line after the allocated ones."""
     large: dict[str, int] = {
         name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in OUTER
     }

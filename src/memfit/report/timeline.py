@@ -172,7 +172,7 @@ def scale_of(estimate: Estimate, drawn: Curves) -> Scale:
 
 
 def limit(estimate: Estimate) -> int | None:
-    """What is left for the allocator beside the context."""
+    """Bytes left for the allocator next to the CUDA context."""
     return None if estimate.usable is None else estimate.usable[0] - estimate.outside
 
 
@@ -385,8 +385,7 @@ svg.addEventListener("mousemove", e => {{
 
 
 def page(estimate: Estimate, drawn: Curves) -> str:
-    """The SVG in a page of its own, which can be read off, with the list of what is alive at the
-    peak."""
+    """An HTML page with the SVG, readable values, and the list of tensors alive at the peak."""
     scale = scale_of(estimate, drawn)
     data = {
         "parts": drawn.parts,

@@ -55,7 +55,7 @@ class Setting:
 
 
 def changes(setting: Setting, settings: Settings) -> Iterator[RunChange]:
-    """Each with what is reserved after so many steps that all of them are replayed for."""
+    """The changes to a run, each with its reserved memory after the same number of steps."""
     walker, job = setting.walker, setting.walker.job
     course = walker.course(setting.made, setting.given.evaluate_every)
     steps = course.steps[:COMPARED]

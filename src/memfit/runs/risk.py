@@ -48,8 +48,8 @@ def records(given: Given) -> Records:
 
 
 class Risk:
-    """A step of so many tokens runs out of memory where what it needs, times how far published
-    peaks were off, is more than the GPU offers; so does an evaluation, and the merge at the end.
+    """The probability of running out of memory. A step fails if its predicted memory, times the
+    error of published peaks, exceeds usable memory; so do an evaluation and the merge at the end.
     `course`: the run, with its evaluations."""
 
     def __init__(self, walker: Walker, settings: Settings, usual: int, course: Course) -> None:

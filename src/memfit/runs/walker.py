@@ -118,7 +118,7 @@ class Walker:
         return None if timed is None else timed.seconds
 
     def total_seconds(self, made: Batches, ranks: int) -> float | None:
-        """Of all steps: on one GPU those of its own micro-batches, on several those of the
+        """Seconds of all steps: on one GPU, of its own micro-batches; on several, of the
         longest."""
         if self.found.cluster is None or self.seconds(self.top) is None:
             return None
