@@ -110,6 +110,7 @@ gave the time in which the GPU waits for V0's host, and are left out. What is of
 rows reads 1.6 TB/s, whatever the format, and its own figure is 4; experts in GPTQ under SGLang
 0.4.6 take 28 ms more; the kernels of vLLM 0.4 for AWQ and experts are older than the rates.
 """
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 SPEED_HEAD = ("engine", "answered", "median", "p95", "pairs", "in order %")
 PEERS = """\
 ## Other people's tools
@@ -497,7 +498,7 @@ def page(data: dict[str, Any]) -> Iterator[str]:
             PEER_HEAD,
             peers(rows),
         ),
-        (SERVING, report.SERVED_HEAD, report.served_rows(data["serving"])),
+        *serving_tables(data["serving"], data["serving_speed"]),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
         (
             REGIMES.format(sources=band.ENOUGH_SOURCES, cases=band.ENOUGH_CASES),
@@ -543,10 +544,23 @@ def serving_section() -> None:
     from memfit.truth.served import judge, read_served, summed
     from memfit.truth.served_speed import judge_speed, read_speeds, summed_speeds
 
-    rows = report.served_rows(summed(map(judge, read_served())))
-    lines = table(report.SERVED_HEAD, rows, report.WORDS)
-    speeds = summed_speeds(map(judge_speed, read_speeds()))
-    timed = [
+    tables = serving_tables(
+        summed(map(judge, read_served())), summed_speeds(map(judge_speed, read_speeds()))
+    )
+    section = "\n".join(
+        "\n".join([heading, *table(head, body, report.WORDS), ""]) for heading, head, body in tables
+    )
+    path = ROOT / "docs" / "accuracy.md"
+    text = path.read_text(encoding="utf-8")
+    start = text.find(SERVING.split("\n", 1)[0])
+    follows = "## Single kernels"
+    before = text[: start if start >= 0 else text.index(follows)]
+    path.write_text(before + section + "\n" + text[text.index(follows) :], encoding="utf-8")
+
+
+def serving_tables(serving: Any, speeds: Any) -> list[Table]:
+    """Heading, head and lines of what start-up logs say, and of speeds of one request."""
+    timed: list[tuple[str, ...]] = [
         (
             engine,
             f"{one['answered']} of {one['rows']}",
@@ -557,15 +571,10 @@ def serving_section() -> None:
         )
         for engine, one in speeds.items()
     ]
-    section = (
-        "\n".join([SERVING, *lines, "", SPEEDS, *table(SPEED_HEAD, timed, report.WORDS)]) + "\n"
-    )
-    path = ROOT / "docs" / "accuracy.md"
-    text = path.read_text(encoding="utf-8")
-    start = text.find(SERVING.split("\n", 1)[0])
-    follows = "## Single kernels"
-    before = text[: start if start >= 0 else text.index(follows)]
-    path.write_text(before + section + "\n" + text[text.index(follows) :], encoding="utf-8")
+    return [
+        (SERVING, report.SERVED_HEAD, report.served_rows(serving)),
+        (SPEEDS, SPEED_HEAD, timed),
+    ]
 
 
 def again(rows: list[list[Any]]) -> list[tuple[str, ...]]:

@@ -92,6 +92,18 @@ def test_the_tables_of_the_docs_are_those_of_the_residuals() -> None:
     assert summary in page
 
 
+def test_the_whole_page_has_the_speeds_of_serving_engines() -> None:
+    """Which a run of the serving part alone writes, too."""
+    made = tool()
+    one = {"rows": 3, "answered": 2, "median": 0.1, "p95": 0.2, "pairs": 4, "pairs_in_order": 0.5}
+    (logs, _, _), (speeds, head, lines) = made.serving_tables({}, {"vllm": one})
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert logs in page
+    assert speeds in page
+    assert lines == [("vllm", "2 of 3", "10.0", "20.0", "4", "50.0")]
+    assert len(head) == len(lines[0])
+
+
 def test_every_row_that_is_far_off_stands_under_what_is_known_of_it() -> None:
     """Described completely and more than 10 % off: with its own cause, in the page."""
     made = tool()
