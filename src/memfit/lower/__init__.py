@@ -124,8 +124,8 @@ def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
 
 
 def late(model: Model, job: Job) -> bool:
-    """Whether captured layers may return what the next one frees."""
-    return model.graphs is not None and not (model.encodes or job.training)
+    """Whether captured layers return what the next one frees."""
+    return model.graphs is not None and not (model.encodes or job.training) and model.graphs.late
 
 
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:

@@ -41,6 +41,8 @@ class Step:
     """One operation with its sizes; `drops` are the values that go once it has run."""
 
     op: Op
+    perform: Run
+    silent: bool  # it saves nothing for a backward
     outs: tuple[Spec, ...]
     drops: tuple[int, ...]
     like: int | None  # the value whose format a cast goes back to
@@ -133,9 +135,15 @@ class Evaluation:
             if values[one].until is None
         )
         wide, leaves = upcasts(graph), embedded(graph)
+        # They import this module, and register themselves.
+        from memfit.lower.captured import encoder_operators  # noqa: F401
+        from memfit.lower.captured.operators import OPERATORS, other
+
         self.steps = tuple(
             Step(
                 op=op,
+                perform=OPERATORS.get(op.name, other),
+                silent=bool(op.attrs.get("no_grad", False)),
                 outs=tuple(self.specs[one] for one in op.outputs),
                 drops=tuple(until.get(number + 1, ())),
                 like=wide.get(number),
@@ -288,29 +296,19 @@ def root_of(number: int, values: Mapping[int, Value]) -> int:
 
 def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
     """Run one operation on the values in `env`, and put its results there."""
-    from memfit.lower.captured import encoder_operators  # noqa: F401 - they register themselves
-    from memfit.lower.captured.operators import OPERATORS, other
-
-    op, r = step.op, frame.ctx.r
+    r = frame.ctx.r
     before = r.grad
-    r.grad = before and not op.attrs.get("no_grad", False)
-    results = OPERATORS.get(op.name, other)(
-        step,
-        [
-            env.get(one)
-            if type(one) is int
-            else None
-            if one is None
-            else frame.weight(str(one)[1:])
-            for one in op.inputs
-        ],
-        frame,
-    )
+    r.grad = before and not step.silent
+    args = [
+        env.get(one) if type(one) is int else None if one is None else frame.weight(one[1:])  # type: ignore[index]
+        for one in step.op.inputs
+    ]
+    results = step.perform(step, args, frame)
     r.grad = before
     if step.leaf and frame.ctx.program.input_gradients:
         for one in results:
             one.needs = True  # enable_input_require_grads
-    env.update(zip(op.outputs, results, strict=True))
+    env.update(zip(step.op.outputs, results, strict=True))
 
 
 def embedded(graph: Graph) -> frozenset[int]:

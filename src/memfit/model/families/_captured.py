@@ -112,6 +112,12 @@ class Graphs:
         """Those that it was captured in."""
         return known_settings(self.family)
 
+    @property
+    def late(self) -> bool:
+        """Whether a layer that generates returns what no other one reads."""
+        graphs = self.all("decode").values() if "decode" in self.settings else ()
+        return any(name.startswith(LATE) for graph in graphs for name in graph.outputs)
+
     def all(self, setting: str) -> Mapping[str, Graph]:
         """Every graph of a setting."""
         return graphs_of(self.family, setting) if setting else self.graphs
