@@ -413,7 +413,8 @@ def made(
 
 def loaded(model: Any, kind: torch.dtype) -> None:
     """The dtypes that `from_pretrained` would leave."""
-    narrow(model, kind)
+    if versions.TRANSFORMERS < (5, 0):
+        narrow(model, kind)
     keep_wide(model, kind)
 
 
@@ -435,8 +436,9 @@ def off_host(model: Any) -> None:
 
 
 def narrow(model: Any, kind: torch.dtype) -> None:
-    """Parameters that a class makes with a dtype of its own are loaded in the model's
-    (`from_pretrained` casts all that it reads)."""
+    """Parameters that a class makes with a dtype of its own are loaded in the model's: before
+    transformers 5 `from_pretrained` casts all that it reads (5.23 core_model_loading.py
+    convert_and_load_state_dict_in_model takes the dtype of the parameter)."""
     for tensor in model.parameters():
         if tensor.is_floating_point() and tensor.dtype != kind:
             tensor.data = tensor.data.to(kind)

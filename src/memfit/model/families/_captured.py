@@ -318,7 +318,13 @@ def modules(rows: Sequence[Sequence[Any]], dims: Mapping[str, int]) -> tuple[Mod
         if row[2] == "Linear" and last == "weight":
             outputs, inputs = weight.shape
             found.append(
-                Linear(name=path, inputs=inputs, outputs=outputs, bias=f"{path}.bias" in known)
+                Linear(
+                    name=path,
+                    inputs=inputs,
+                    outputs=outputs,
+                    bias=f"{path}.bias" in known,
+                    format=weight.format,
+                )
             )
         elif row[2] == "Linear" and f"{path}.weight" in known:
             continue

@@ -122,11 +122,13 @@ def check(program: Program) -> Iterator[Problem]:
 
 def formats(program: Program) -> set[str]:
     """Of routers that stay as they are whatever the others are cast to (transformers
-    `_keep_in_fp32_modules_strict`)."""
-    mixers = (block.mixer for layer, _ in program.model.kinds for block in layer.blocks)
+    `_keep_in_fp32_modules_strict`), or that a class makes with a dtype of its own."""
+    layers = [layer for layer, _ in program.model.kinds]
+    mixers = (block.mixer for layer in layers for block in layer.blocks)
+    captured = (one for layer in layers if layer.captured for one in layer.captured.linears())
     return {
         mixer.router_format for mixer in mixers if isinstance(mixer, MoE) and mixer.router_format
-    }
+    } | {"float32" for one in captured if one.format == "float32"}
 
 
 def mixed(program: Program, version: int, kept: set[str]) -> Iterator[Problem]:
