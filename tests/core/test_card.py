@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from memfit.model import catalog
 from memfit.model.families import families
 from memfit.plan.card import USES, Card, Shelf, Smallests, halved, supported_row
 from memfit.plan.reverse import largest_batch, longest_seq
+from memfit.report.card import highlights
 from memfit.report.card import text as card_text
 from memfit.verb_card import card, job_of, own_gpu
 from memfit.verbs import VERBS, question
@@ -169,3 +172,11 @@ def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None
     assert halved(over, 2) == 1
     assert halved(lambda count: 1, 50) == 0
     assert len(refused) < 20
+
+
+def test_where_nothing_fits_it_says_how_much_is_not_supported() -> None:
+    rows: Any = [SimpleNamespace(refused="no graph"), SimpleNamespace(refused="")]
+    assert list(highlights([], rows)) == [
+        "neither answering nor fine-tuning fits; 1 of 2 uses are not supported"
+    ]
+    assert list(highlights([], rows[1:])) == ["neither answering nor fine-tuning fits"]

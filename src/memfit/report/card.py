@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memfit.commands import gpu_words
@@ -27,7 +27,7 @@ def card_lines(found: Card) -> Iterator[str]:
         return
     best = [row for row in found.rows if row.best]
     yield f"{model.name} on {where}: {verdict(best)}"
-    yield from highlights(best)
+    yield from highlights(best, found.rows)
     yield f"next step: {next_command(found)}"
     for title, answers, heads in (
         ("answering", True, ("longest context", f"users at {CONTEXT:,}")),
@@ -88,14 +88,17 @@ def named(row: Row) -> str:
     return "all weights" if row.use.key == "full" else row.use.title
 
 
-def highlights(best: list[Row]) -> Iterator[str]:
+def highlights(best: list[Row], rows: Sequence[Row]) -> Iterator[str]:
+    missing = sum(bool(row.refused) for row in rows)
+    nothing = "neither answering nor fine-tuning fits"
+    nothing += f"; {missing} of {len(rows)} uses are not supported" if missing else ""
     words = [
         f"{row.longest:,} tokens of context, or {row.most:,} x {CONTEXT:,}"
         if row.use.answers
         else f"{row.use.title} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
         for row in best
     ]
-    yield "; ".join(words) or "neither answering nor fine-tuning fits"
+    yield "; ".join(words) or nothing
 
 
 def next_command(found: Card) -> str:
