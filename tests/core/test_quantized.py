@@ -274,6 +274,13 @@ def test_a_gradient_through_a_stored_weight_reads_it_unpacked() -> None:
     assert backward in products
 
 
+def test_fp8_in_blocks_quantizes_its_input_with_a_scale_for_128_values() -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    found = loaded({**SMALL, "quantization_config": fp8})
+    down = [one for one in found if one.where.endswith("0.mlp.down_proj") and one.op == "quantize"]
+    assert [one.size for one in down] == [128 * 512, 4 * 128 * 4, 512, 4 * 4]  # prompt, one token
+
+
 def test_autoawq_stores_a_tied_head_apart() -> None:
     """Both are there until the weights are tied, after the last of them, and before rotary tables
     come (which transformers 4.37 has in every layer)."""
