@@ -50,7 +50,7 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     for name, layout in strategy.uses():
         if layout.size > 1 and name not in LAYOUTS:
             yield f"with `{name}`", f"use {name}"
-    if job.training and strategy.size("ddp") > 1 and any(map(stands_still, graphs_of(program))):
+    if job.training and strategy.size("ddp") > 1 and idles(program):
         yield "with `ddp`, which stops at weights without a gradient", "use ddp"
     if strategy.zero is not None and strategy.zero.stage == 3:
         yield "with ZeRO-3", "use zero.stage"
@@ -119,12 +119,23 @@ def graphs_of(program: Program) -> Iterator[Graph]:
     return iter(found.values())
 
 
+def idles(program: Program) -> bool:
+    """Whether some parameters get no gradient: those of a tower, or of indexers."""
+    return bool(program.model.towers) or any(map(stands_still, graphs_of(program)))
+
+
 def stands_still(graph: Graph) -> bool:
     """Whether it reads weights under `no_grad`, as indexers of sparse attention do."""
     return any(
-        op.attrs.get("no_grad") and any(isinstance(one, str) for one in op.inputs)
+        op.attrs.get("no_grad")
+        and any(isinstance(one, str) and not is_buffer(one) for one in op.inputs)
         for op in graph.ops
     )
+
+
+def is_buffer(name: str) -> bool:
+    """Whether this is no parameter: frequencies of rotations, corrections of routers."""
+    return any(part in name for part in ("inv_freq", "correction_bias", "_buffer"))
 
 
 TECHNIQUE = Technique(

@@ -14,6 +14,7 @@ from memfit.graph import Graph, Op, Template
 from memfit.graph.solve import Solver, Unsolved
 from memfit.lower.captured.operators import OPERATORS
 from memfit.tape import Free
+from memfit.techniques.captured_graphs import is_buffer
 from memfit.trace import autocast, cuda, kernels_of
 from memfit.trace.capture import Call, Like
 from memfit.trace.recorder import Block, Recorder
@@ -132,10 +133,6 @@ def wanted(graph: Graph, passing: frozenset[str] = ONLY_X) -> list[set[str]]:
 
 # Results have the shape of their operand, and none of its values.
 UNTOUCHED = ("zeros_like", "ones_like", "empty_like", "full_like", "new_", "detach", "bernoulli")
-
-
-def is_buffer(name: str) -> bool:
-    return any(part in name for part in ("inv_freq", "correction_bias", "_buffer"))
 
 
 def templates(
