@@ -6,6 +6,7 @@ comment: `# memfit: torchrun --nproc-per-node 4 -- its own arguments`.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import sys
@@ -17,18 +18,29 @@ from memfit.errors import InputError
 from memfit.verbs import trace
 
 STARTED = re.compile(r"^# memfit: *(.*)$", re.MULTILINE)
+LIBRARIES = re.compile(r"\b(torch|transformers|trl|lightning)\b")
 TRAINS = re.compile(r"\.backward\(|Trainer\(|\.fit\(")
 WIDEST = 100
 
 
 def scripts(folder: Path) -> list[Path]:
     """Those that train by themselves."""
-    found = []
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if "torch" in text and TRAINS.search(text) and ("__main__" in text or "def " not in text):
-            found.append(path)
-    return found
+    paths = sorted(folder.rglob("*.py"))
+    return [one for one in paths if trains(one.read_text(encoding="utf-8", errors="replace"))]
+
+
+def trains(text: str) -> bool:
+    """Under `__main__`, or outside of functions and classes."""
+    if not LIBRARIES.search(text) or not TRAINS.search(text):
+        return False
+    if "__main__" in text:
+        return True
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return True  # a trace says what is wrong with it
+    apart = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(TRAINS.search(ast.unparse(one)) for one in body if not isinstance(one, apart))
 
 
 def started(path: Path) -> tuple[str, list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.torch.watch import told
-from tools.scripts import started
+from tools.scripts import scripts, started
 
 from memfit.trace.launch import launch
 
@@ -95,6 +95,11 @@ def real(name: str, folder: Path) -> int:
 
 def outside_the_optimizer(peaks: dict[str, int]) -> int:
     return max(size for name, size in peaks.items() if not name.startswith("optimizer"))
+
+
+def test_what_make_scripts_finds() -> None:
+    """Programs that train, whether in a function or not, and no modules."""
+    assert [one.name for one in scripts(FOLDER)] == SCRIPTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS if WHOLE else SAMPLE)
