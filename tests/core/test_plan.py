@@ -94,7 +94,8 @@ def test_the_search_finds_what_trying_all_finds(gpus, axes, uses):
     found = Search(space=space, bounds=Bounds(space.work.model, space.cluster), each=100)
     found.run()
     assert {one.kind: one.seconds for one in found.taken} == pytest.approx(known)
-    assert [one.seconds for one in found.taken] == sorted(known.values())
+    # the last bits of a sum are those of the order in which layers are walked
+    assert [one.seconds for one in found.taken] == pytest.approx(sorted(known.values()), rel=1e-12)
     assert found.counted.estimated < space.size
     assert known
 
