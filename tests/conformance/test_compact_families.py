@@ -27,7 +27,8 @@ NAMES = sorted({one.name for one in families().values() if not one.graphs})
 def deep(config: Any) -> Model:
     """The example with each of its layers repeated, so that there are runs to stand for."""
     model = build(config)
-    return replace(model, layers=tuple(layer for layer in model.layers for _ in range(2 * RUNS)))
+    layers = tuple(layer for layer in model.layers for _ in range(2 * RUNS))
+    return replace(model, layers=layers, paths=())
 
 
 @pytest.mark.parametrize("name", NAMES)

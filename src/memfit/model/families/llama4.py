@@ -59,21 +59,28 @@ DEFAULTS = {
 }
 
 
+def usual(fields: Fields) -> None:
+    """Take what a config of the text model leaves out from its class; nothing at all is no
+    config."""
+    if fields.config:
+        fields.assume(**DEFAULTS)
+
+
 def dims(fields: Fields) -> Dims:
-    fields.assume(**DEFAULTS)
+    usual(fields)
     found = each(fields, *SIZES)
     ratio(fields, found, "num_attention_heads", "num_key_value_heads")
     return found
 
 
 def kinds(fields: Fields) -> list[str]:
-    fields.assume(**DEFAULTS)
+    usual(fields)
     count, every = fields.layers(), fields.count("no_rope_layer_interval", default=4)
-    usual = [int((number + 1) % every != 0) for number in range(count)]
+    rotated = [int((number + 1) % every != 0) for number in range(count)]
     turned = (
-        fields.listing("no_rope_layers", count, usual)
+        fields.listing("no_rope_layers", count, rotated)
         if fields.config.get("no_rope_layers")
-        else usual
+        else rotated
     )
     step = fields.count("interleave_moe_layer_step")
     sparse = fields.integers("moe_layers") or range(step - 1, count, step)

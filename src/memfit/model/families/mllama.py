@@ -30,6 +30,7 @@ VISION = {
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
     "num_global_layers": 8,
+    "attention_heads": 16,
     "num_channels": 3,
     "image_size": 448,
     "patch_size": 14,
@@ -91,6 +92,7 @@ def encoder(name: str, layers: int, width: int, inner: int, *, gated: bool) -> I
 def vision(fields: Fields) -> Iterator[Weight]:
     """The tower: an encoder over a tile's patches, and a gated one over all of them."""
     width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
+    fields.divides(fields.count("attention_heads"), width, "attention_heads", "hidden_size")
     patch, tiles = fields.count("patch_size"), fields.count("max_num_tiles")
     places = (fields.count("image_size") // patch) ** 2 + 1
     listed = fields.value("supported_aspect_ratios", default=None)
@@ -131,7 +133,8 @@ def crossing(model: Model, layer: Layer, number: int) -> Iterator[Weight]:
 def build(fields: Fields) -> Model:
     text = fields.mapping("text_config")
     of_kind(fields.section("text_config"), "mllama_text_model", "language model")
-    fields.config = {**fields.config, "text_config": {**TEXT, **text, "model_type": "llama"}}
+    known = TEXT if text else {}
+    fields.config = {**fields.config, "text_config": {**known, **text, "model_type": "llama"}}
     picture = fields.section("vision_config")
     of_kind(picture, "mllama_vision_model")
     picture.assume(**VISION)
