@@ -205,6 +205,8 @@ def shortest(
     weighed: Weighed, setting: Setting, first: tuple[Change, ...], pool: list[Change]
 ) -> tuple[Change, ...] | None:
     """The shortest ladder of `pool` behind `first` that fits."""
+    if first and weighed.fits(climbed(setting, first)):
+        return first  # though together with others it may not
     strongest: dict[tuple[str, ...], Change] = {one.about: one for one in pool}
     needed: set[tuple[str, ...]] = set()
     together = climbed(setting, (*first, *strongest.values()))
