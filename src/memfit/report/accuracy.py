@@ -561,6 +561,14 @@ FIELDS = (
             "`kv_tokens` the share `promised_over_5_percent`"
         ),
     ),
+    (
+        "serving_speed",
+        "object",
+        (
+            "by engine, of published speeds: `rows`, those `answered`, the errors' `median` and "
+            "`p95`, and of `pairs` of one version, GPU and load the share `pairs_in_order`"
+        ),
+    ),
 )
 
 
