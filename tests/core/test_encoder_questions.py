@@ -158,7 +158,7 @@ def test_a_bare_model_gets_the_usual_head(kind: str, name: str) -> None:
         ("qwen3_5", {"architectures": [3]}, "must be a list of class names"),
         ("bert", {"hidden_dropout_prob": 1.5}, "`1.5` is out of range"),
         ("bart", {"dropout": -0.1}, "`-0.1` is out of range"),
-        ("bart", {"tie_word_embeddings": False}, "a head of its own weights"),
+        ("bart", {"tie_word_embeddings": False}, "an untied head"),
         ("t5", {"tie_word_embeddings": False}, "with this `tie_word_embeddings`"),
         ("deberta-v2", {"embedding_size": 32}, "another `embedding_size`"),
         ("deberta-v2", {"conv_kernel_size": 3}, "with `conv_kernel_size`"),

@@ -50,7 +50,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One plan in the answer: the best of its kind."""
+    """One row of a plan: the best configuration of its kind."""
 
     kind: Kind
     estimate: Estimate

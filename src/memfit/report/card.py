@@ -56,7 +56,7 @@ def card_lines(found: Card) -> Iterator[str]:
 
 
 def copies(found: Card, row: Row) -> bool:
-    """Whether every GPU answers with a model of its own."""
+    """Whether each GPU runs inference on its own copy of the model."""
     return row.use.answers and found.strategies[row.use.key].size("ddp") > 1
 
 

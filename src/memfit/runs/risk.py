@@ -69,7 +69,7 @@ class Risk:
         return exceeding(self.usable / (need + self.outside))
 
     def _of_evaluation(self, tokens: int) -> float:
-        """That a batch of texts of so many tokens is too large to be evaluated."""
+        """Probability that evaluating a batch of texts of this length runs out of memory."""
         steps = ((self.usual,) * self.accumulate,) * 2
         return self._beyond(self._least(Course(steps=steps, evaluate_every=2, longest=tokens))[1])
 

@@ -118,8 +118,7 @@ class Walker:
         return None if timed is None else timed.seconds
 
     def total_seconds(self, made: Batches, ranks: int) -> float | None:
-        """Seconds of all steps: on one GPU, of its own micro-batches; on several, of the
-        longest."""
+        """Seconds of all steps. On several GPUs a step takes as long as its longest micro-batch."""
         if self.found.cluster is None or self.seconds(self.top) is None:
             return None
         each = interpolated(lambda tokens: self.seconds(tokens) or 0.0, self.top, self.multiple)

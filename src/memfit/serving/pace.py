@@ -112,8 +112,8 @@ def block_seconds(
 
 
 def bytes_read(block: Block, rank: Rank, kept: frozenset[str], tokens: int) -> int:
-    """Bytes of weights that a step over so many tokens reads: all, but of the routed experts those
-    that some token chooses."""
+    """Bytes of weights that a step over `tokens` tokens reads. Of the routed experts only those are
+    read that at least one token chooses."""
     stored = sum(layer_sizes(Layer(blocks=(block,)), rank, kept))
     if not isinstance(block.mixer, MoE):
         return stored

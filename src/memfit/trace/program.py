@@ -436,9 +436,9 @@ def off_host(model: Any) -> None:
 
 
 def narrow(model: Any, kind: torch.dtype) -> None:
-    """Parameters that a class makes with a dtype of its own are loaded in the model's: before
-    transformers 5 `from_pretrained` casts all that it reads (5.23 core_model_loading.py
-    convert_and_load_state_dict_in_model takes the dtype of the parameter)."""
+    """Cast every parameter to the model's dtype, also those that the class creates in another one.
+    `from_pretrained` does so before transformers 5; later it keeps the parameter's dtype (5.23
+    core_model_loading.py convert_and_load_state_dict_in_model)."""
     for tensor in model.parameters():
         if tensor.is_floating_point() and tensor.dtype != kind:
             tensor.data = tensor.data.to(kind)

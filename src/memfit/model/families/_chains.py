@@ -179,7 +179,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     dtype = fields.dtype()
     tied = fields.flag("tie_word_embeddings", default=True)
     if data["heads"][head]["head"] and row.unties and not tied:
-        message = f"no captured graph of `{row.name}` with a head of its own weights"
+        message = f"no captured graph of `{row.name}` with an untied head"
         fields.blame("tie_word_embeddings", message, TRACE)
     unlike(row, fields, data, dims)
     if fields.problems:

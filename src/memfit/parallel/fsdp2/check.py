@@ -121,8 +121,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def formats(program: Program) -> set[str]:
-    """Of routers that stay as they are whatever the others are cast to (transformers
-    `_keep_in_fp32_modules_strict`), or that a class makes with a dtype of its own."""
+    """Dtypes of routers that are not cast with the rest (transformers
+    `_keep_in_fp32_modules_strict`) or that the class creates in another dtype."""
     layers = [layer for layer, _ in program.model.kinds]
     mixers = (block.mixer for layer in layers for block in layer.blocks)
     captured = (one for layer in layers if layer.captured for one in layer.captured.linears())
