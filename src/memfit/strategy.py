@@ -349,7 +349,7 @@ class EP(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Layout):
-    """One process deals the layers out to its GPUs, which work one after the other
+    """One process splits the layers over its GPUs, which work one after the other
     (`device_map="auto"` of transformers and accelerate)."""
 
     layers: str = option("", "layers per GPU, like `20/20`; empty splits them as accelerate does")

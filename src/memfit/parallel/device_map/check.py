@@ -31,7 +31,7 @@ def size_of(modules: tuple[Module, ...], dtype: str, buffers: bool = True) -> in
 
 
 def shares(model: Model, gpus: int, dtype: str) -> tuple[int, ...]:
-    """Layers of each GPU as accelerate deals them: each but the last has an equal share of the
+    """Layers of each GPU as accelerate splits them: each but the last has an equal share of the
     bytes and a quarter more than a layer; the first keeps room for the largest module that is still
     to come, which is the head or a layer (get_balanced_memory, infer_auto_device_map)."""
     layers, head = (
