@@ -85,44 +85,17 @@ def plan(
     """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of
     `estimate`: of the job's own, those that are not named are tried with several values, and what
     is named may be several, with commas, or `any`."""
-    from memfit.plan.market import WORD, cheapest, machines
-    from memfit.plan.planning import none_at_all, once
-    from memfit.plan.planning import plan as solve
-    from memfit.plan.serving import once as serve_once
-    from memfit.plan.serving import serve
+    from memfit.plan.market import WORD, machines
 
     problems: list[Problem] = []
-    known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
-    values = {name: value for name, value in given.items() if value is not None}
-    values = spellings.plain(values, known, problems)
-    subject: Any = model
-    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
-        (".yaml", ".yml")
-    ):
-        values = {**job_file(Path(model), problems), **values}
-        subject = values.pop("model", None)
+    subject, values = values_of(model, given, problems)
     serving = str(values.get("task", "")) == "inference"
-    misplaced(values, serving, problems)
-    problems += [
-        unknown("option", str(name), str(name)[:60], tuple(known))
-        for name in values
-        if name not in known
-    ]
-    problems += without(values)
-    values = planned_over_lengths(values, subject, problems)
     wanted = read_into(
         Planning,
         {name: values[name] for name in Planning.__dataclass_fields__ if name in values},
         problems,
     )
-    ask = ask_from(
-        {
-            name: values[name]
-            for name in ("gpu", "use", "offline", "like", "prune")
-            if name in values
-        },
-        problems,
-    )
+    ask = ask_from({name: values[name] for name in PLACE if name in values}, problems)
     market = ask.gpu.strip().lower() == WORD
     if market and (wanted.price or ask.use.strip()):
         message = f"`{WORD}` chooses the machine and its layout by public prices"
@@ -175,15 +148,48 @@ def plan(
         job,
         progress,
     )
-    network = cluster.network
-    solved = serve if serving else solve
-    answer = partial(none_at_all, solve=solved) if NO_GPUS.fullmatch(ask.gpu) else solved
-    found = (
-        cheapest(work, network, wish, serve_once if serving else once)
-        if market
-        else answer(work, cluster, wish)
-    )
-    return seconded(found, wanted, wish)
+    return seconded(solved(work, cluster, wish, "" if market else ask.gpu), wanted, wish)
+
+
+def values_of(
+    model: Any, given: Mapping[str, Any], problems: list[Problem]
+) -> tuple[Any, dict[str, Any]]:
+    """The model and the options of a plan, with those of its job file."""
+    known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
+    values = {name: value for name, value in given.items() if value is not None}
+    values = spellings.plain(values, known, problems)
+    subject: Any = model
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
+        (".yaml", ".yml")
+    ):
+        values = {**job_file(Path(model), problems), **values}
+        subject = values.pop("model", None)
+    misplaced(values, str(values.get("task", "")) == "inference", problems)
+    problems += [
+        unknown("option", str(name), str(name)[:60], tuple(known))
+        for name in values
+        if name not in known
+    ]
+    problems += without(values)
+    return subject, planned_over_lengths(values, subject, problems)
+
+
+def solved(work: Work, cluster: Cluster, wish: Wish, gpu: str) -> Plan:
+    """The plan on these GPUs. An empty `gpu` means the machines on the market, the cheapest first.
+    `0x` a GPU shows what one of them would do."""
+    from memfit.plan.market import cheapest
+    from memfit.plan.planning import none_at_all, once
+    from memfit.plan.planning import plan as train
+    from memfit.plan.serving import once as serve_once
+    from memfit.plan.serving import serve
+
+    serving = work.serving is not None
+    if not gpu:
+        return cheapest(work, cluster.network, wish, serve_once if serving else once)
+    answer = serve if serving else train
+    if NO_GPUS.fullmatch(gpu):
+        return none_at_all(work, cluster, wish, solve=answer)
+    return answer(work, cluster, wish)
 
 
 def without(values: dict[str, Any]) -> Iterator[Problem]:
