@@ -14,7 +14,7 @@ from memfit import renames
 from memfit.errors import InputError, Problem
 from memfit.registry import nearest
 from memfit.spellings import AMBIGUOUS, Meaning, meanings, settings, switched, value
-from memfit.unrelated_options import INSTEAD, SWITCHES, WITHOUT_EFFECT
+from memfit.unrelated_options import is_switch, unrelated
 from memfit.words import Planning, Run, Studying
 
 HELP = ("--help", "--help-all", "-h")
@@ -179,9 +179,8 @@ class Reader:
             hint = f"`memfit {elsewhere[0]}` has it"
             self.problems.append(Problem(message=message, hint=hint))
             return
-        if folded in WITHOUT_EFFECT | SWITCHES:
-            message = f"`{name}` does not change GPU memory"
-            self.problems.append(Problem(message=message, hint="remove it", fix=(name, "")))
+        if problem := unrelated(name):
+            self.problems.append(problem)
             return
         if self.command == "measure" and folded in ("gpu", "gpus", "memory"):
             message = f"`{name}` is not needed: `memfit measure` runs on this machine"
@@ -189,10 +188,6 @@ class Reader:
             return
         known = [*self.flags, *(f"--{one}" for one in self.spellings if len(one) > 2)]
         close = nearest(name, known, 1, cutoff=LIKE) if len(folded) > 2 else []
-        if folded in INSTEAD:
-            problem = Problem(message=f"unknown option `{name}`", hint=INSTEAD[folded])
-            self.problems.append(problem)
-            return
         hint = f"did you mean `{close[0]}`?" if close else f"see `memfit {self.command} --help`"
         fix = (name, close[0]) if close else None
         self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint, fix=fix))
@@ -235,8 +230,14 @@ def kept(words: Sequence[str], fixes: dict[str, str]) -> Iterator[str]:
         name, equals, _ = word.partition("=")
         if fixes.get(name) != "":
             yield word
-        elif not equals and name.strip("-") not in SWITCHES and rest and rest[0][0:1] != "-":
+        elif not equals and rest and takes(name, rest[0]):
             rest.pop(0)
+
+
+def takes(name: str, word: str) -> bool:
+    """Whether a word is the value of an option that has no use here: after a switch, only one
+    like `true` is."""
+    return switched(word) is not None if is_switch(name) else not word.startswith("-")
 
 
 def with_count(first: str, second: str) -> str:

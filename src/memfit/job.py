@@ -16,14 +16,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS, REFUSED
 from memfit.registry import nearest
 from memfit.units import parse_count
-from memfit.unrelated_options import (
-    EXTEND_TRAINER,
-    INSTEAD,
-    NO_OBJECTIVE,
-    OBJECTIVES,
-    SWITCHES,
-    WITHOUT_EFFECT,
-)
+from memfit.unrelated_options import EXTEND_TRAINER, NO_OBJECTIVE, OBJECTIVES, unrelated
 
 TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
@@ -696,12 +689,8 @@ NAMES = {"str": "text", "int": "an integer", "bool": "true or false", "float": "
 def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Problem:
     """What to say of a name that is none of `known`."""
     folded = value.lower().replace("_", "-")
-    if kind == "option" and folded in WITHOUT_EFFECT | SWITCHES:
-        message = f"`{value[:60]}` does not change GPU memory"
-        return Problem(message=message, where=where, hint="remove it")
-    if kind == "option" and folded in INSTEAD:
-        message = f"unknown option `{value[:60]}`"
-        return Problem(message=message, where=where, hint=INSTEAD[folded])
+    if kind == "option" and (known_elsewhere := unrelated(value, where)):
+        return known_elsewhere
     if kind in ("task", "method", "loss", "framework") and folded in OBJECTIVES:
         message = f"`{value[:60]}` is not supported yet"
         return Problem(message=message, where=where, hint=NO_OBJECTIVE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from memfit.errors import Problem
+
 # They change what is learned, what is logged or how answers are sampled, but no memory.
 WITHOUT_EFFECT = frozenset(
     (
@@ -67,11 +69,28 @@ NO_OBJECTIVE = (
 # Trainers that extend the Trainer of transformers, as TRL's does.
 EXTEND_TRAINER = frozenset(("axolotl", "llama-factory", "llamafactory", "ms-swift", "swift"))
 
-__all__ = [
-    "EXTEND_TRAINER",
-    "INSTEAD",
-    "NO_OBJECTIVE",
-    "OBJECTIVES",
-    "SWITCHES",
-    "WITHOUT_EFFECT",
-]
+
+def is_switch(typed: str) -> bool:
+    """Whether an option of a trainer takes no value."""
+    return folded(typed) in SWITCHES
+
+
+def unrelated(typed: str, where: str = "") -> Problem | None:
+    """What to say of an option of a trainer or a launcher; None for any other word. One that was
+    typed with dashes can be removed from the command."""
+    name, shown = folded(typed), f"`{typed[:60]}`"
+    fix = (typed, "") if typed.startswith("-") else None
+    if name in WITHOUT_EFFECT | SWITCHES:
+        message = f"{shown} does not change GPU memory"
+        return Problem(message=message, where=where, hint="remove it", fix=fix)
+    if name in INSTEAD:
+        return Problem(message=f"unknown option {shown}", where=where, hint=INSTEAD[name])
+    return None
+
+
+def folded(typed: str) -> str:
+    """An option as the tables have it: without dashes before it, with dashes inside."""
+    return typed.lstrip("-").replace("_", "-").lower()
+
+
+__all__ = ["EXTEND_TRAINER", "NO_OBJECTIVE", "OBJECTIVES", "is_switch", "unrelated"]

@@ -154,6 +154,23 @@ def test_what_cannot_be_read_says_what_to_type(
     assert said in err
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("--trust_remote_code", MODEL, "--gpu", "t4"),
+        ("--do-train", "true", MODEL, "--gpu", "t4"),
+        ("--learning_rate", "1e-4", MODEL, "--overwrite_output_dir", "--gpu", "t4"),
+        ("--weight-decay", "0.1", MODEL, "--gpu", "t4"),
+    ],
+)
+def test_what_is_left_of_a_command_has_its_model(
+    typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A switch takes no value with it, however it is spelled."""
+    assert main(["estimate", *typed]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"try: memfit estimate {MODEL} --gpu t4"
+
+
 def test_a_job_file_and_python_take_the_same_spellings(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(
