@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.errors import Problem
 
-# They change what is learned, what is logged or how answers are sampled, but no memory.
+# They change what is learned or logged, but no memory.
 WITHOUT_EFFECT = frozenset(
     (
         "adam-beta1",
@@ -23,19 +23,14 @@ WITHOUT_EFFECT = frozenset(
         "num-epochs",
         "num-train-epochs",
         "output-dir",
-        "repetition-penalty",
         "report-to",
         "run-name",
         "save-strategy",
         "save-total-limit",
-        "temperature",
-        "top-k",
-        "top-p",
         "wandb-project",
         "warmup",
         "warmup-ratio",
         "warmup-steps",
-        "weight-decay",
     )
 )
 # The same, for those that take no value.
@@ -50,6 +45,16 @@ SWITCHES = frozenset(
         "verbose",
     )
 )
+_SAMPLING = "greedy decoding is assumed; sampling copies the last token's logits a few times"
+# They change memory, which is not counted.
+NOT_COUNTED = {
+    "repetition-penalty": _SAMPLING,
+    "temperature": _SAMPLING,
+    "top-k": _SAMPLING,
+    "top-p": _SAMPLING,
+    # torch 2.x optim/adam.py and sgd.py `_multi_tensor_*`: `_foreach_add(grads, params)`
+    "weight-decay": "that of AdamW needs no memory; that of Adam and SGD copies the gradients",
+}
 _LENGTHS = "`--lengths data.jsonl` reads the lengths of your texts"
 INSTEAD = {
     "dataset": _LENGTHS,
@@ -83,6 +88,9 @@ def unrelated(typed: str, where: str = "") -> Problem | None:
     if name in WITHOUT_EFFECT | SWITCHES:
         message = f"{shown} does not change GPU memory"
         return Problem(message=message, where=where, hint="remove it", fix=fix)
+    if name in NOT_COUNTED:
+        hint = f"remove it; {NOT_COUNTED[name]}"
+        return Problem(message=f"memfit does not count {shown}", where=where, hint=hint, fix=fix)
     if name in INSTEAD:
         return Problem(message=f"unknown option {shown}", where=where, hint=INSTEAD[name])
     return None
