@@ -13,7 +13,7 @@ import click
 from memfit import renames
 from memfit.errors import InputError, Problem
 from memfit.registry import nearest
-from memfit.spellings import AMBIGUOUS, Meaning, meanings, settings, switched, value
+from memfit.spellings import AMBIGUOUS, Meaning, meanings, names, settings, switched, value
 from memfit.unrelated_options import is_switch, unrelated
 from memfit.words import Planning, Run, Studying
 
@@ -173,18 +173,16 @@ class Reader:
                 Problem(message=f"`{name}` is ambiguous", hint=f"use {AMBIGUOUS[folded]}")
             )
             return
-        elsewhere = [verb for verb, kind in ELSEWHERE.items() if folded in named(kind)]
-        if elsewhere:
-            message = f"`memfit {self.command}` has no option `{name}`"
-            hint = f"`memfit {elsewhere[0]}` has it"
-            self.problems.append(Problem(message=message, hint=hint))
-            return
-        if problem := unrelated(name):
-            self.problems.append(problem)
-            return
         if self.command == "measure" and folded in ("gpu", "gpus", "memory"):
             message = f"`{name}` is not needed: `memfit measure` runs on this machine"
             self.problems.append(Problem(message=message, hint="remove it", fix=(name, "")))
+            return
+        if other := elsewhere(folded):
+            message = f"`memfit {self.command}` has no option `{name}`"
+            self.problems.append(Problem(message=message, hint=f"`memfit {other}` has it"))
+            return
+        if problem := unrelated(name):
+            self.problems.append(problem)
             return
         known = [*self.flags, *(f"--{one}" for one in self.spellings if len(one) > 2)]
         close = nearest(name, known, 1, cutoff=LIKE) if len(folded) > 2 else []
@@ -193,12 +191,18 @@ class Reader:
         self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint, fix=fix))
 
 
-# Commands whose own options people look for elsewhere.
-ELSEWHERE: dict[str, type] = {"trace": Run, "plan": Planning, "study": Studying}
+def elsewhere(folded: str) -> str:
+    """Another command that has an option; empty where none has."""
+    from memfit.verb_serving import Answering
+
+    own = {"trace": fields(Run), "plan": fields(Planning), "study": fields(Studying)}
+    if folded in names(Answering.__dataclass_fields__):
+        return "plan"
+    return next((verb for verb, known in own.items() if folded in known), "")
 
 
-def named(kind: type) -> set[str]:
-    """The flags of a command's own options, without the dashes."""
+def fields(kind: type) -> set[str]:
+    """A command's own options, without the dashes before them."""
     return {one.name.replace("_", "-") for one in dataclasses.fields(kind)}
 
 

@@ -493,6 +493,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
             ["`DDP` has no layout for one GPU"],
         ),
         (["measure", "gpt2", "--gpu", "t4"], ["this machine", "try: memfit measure gpt2"]),
+        (["measure", "gpt2", "--gpus", "t4"], ["this machine", "try: memfit measure gpt2"]),
         (["qwen3-8b", "4090"], ["try: memfit qwen3-8b --gpu 4090"]),
         (["--nonsense"], ["--nonsense"]),
         (["estimate", "", "--offline"], ["no model is given"]),

@@ -136,6 +136,8 @@ def test_a_study_takes_the_options_of_an_estimate() -> None:
         ("--lr 1e-4 --gpu t4 --verbose", f"try: memfit estimate {MODEL} --gpu t4\n"),
         ("--weight-decay 0.1", "that of Adam and SGD copies the gradients"),
         ("--top-p 0.9", "greedy decoding is assumed"),
+        ("--users 4", "`memfit plan` has it"),
+        ("--ttft 4s", "`memfit plan` has it"),
         ("--deepspeed zero3", "use `--use zero,stage=3`"),
         ("--search x", "see `memfit estimate --help`"),
         ("--method dpo", "`dpo` is not supported yet"),
