@@ -46,7 +46,7 @@ core: $(VENV)/.core    ## the virtual environment of the command alone, without 
 
 setup: $(VENV)/.setup  ## the virtual environment of all tasks below, with torch for the CPU
 
-test: setup            ## all tests, and whether they notice 30 changes of the source; ARGS="-k allocator" narrows to tests
+test: setup            ## all tests, and whether they notice 30 changes in a copy of the source; ARGS="-k allocator" narrows to tests
 	@noticed=0; $(if $(ARGS),,$(BIN)/python tools/mutants.py --quick --count 30 --jobs $(JOBS) || noticed=$$?;) \
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS) && exit $$noticed
 
