@@ -152,6 +152,16 @@ def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture
     assert lines[2].startswith(f"next step: memfit trace {name}")
 
 
+@pytest.mark.parametrize("where", ["--gpus 2xrtx-4090", "--memory 8589934592"])
+def test_the_next_step_without_a_card_keeps_the_gpus(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bert-base-cased", *where.split(), "--offline"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"next step: memfit estimate google-bert/bert-base-cased {where}"
+    assert main([*said.removeprefix("next step: memfit ").split(), "--offline"]) == 0
+
+
 def test_where_nothing_fits_the_next_step_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["google/gemma-4-26B-A4B", "--gpu", "t4", "--offline"]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -23,7 +23,7 @@ def card_lines(found: Card) -> Iterator[str]:
     gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
     where = f"{gpus}{cluster.gpu.name}"
     if found.unknown:
-        yield from unknown_lines(found, f"{model.name} on {where}", cluster.gpu.id)
+        yield from unknown_lines(found, f"{model.name} on {where}", gpu_words(cluster))
         return
     best = [row for row in found.rows if row.best]
     yield f"{model.name} on {where}: {verdict(best)}"
@@ -171,22 +171,22 @@ def shelf_line(one: Line) -> str:
     return f"{one.name:<36}{count(one.parameters):>11}{answer:>20}{tune:>13}"
 
 
-def unknown_lines(found: Card | Smallests, title: str, gpu: str) -> Iterator[str]:
+def unknown_lines(found: Card | Smallests, title: str, where: str) -> Iterator[str]:
     """Why there is no card, and the command that answers all the same."""
     name = found.model.name
     if found.model.layers:
         yield f"{title}: {found.unknown}"
-        yield f"next step: memfit estimate {name} --gpu {gpu}"
+        yield f"next step: memfit estimate {name} {where}"
         return
     yield f"{title}: a card needs formulas, which this model lacks"
     yield f"reason: {found.unknown}"
-    yield f"next step: memfit trace {name} --task inference --gpu {gpu}"
+    yield f"next step: memfit trace {name} --task inference {where}"
 
 
 def smallest_lines(found: Smallests) -> Iterator[str]:
     model = found.model
     if found.unknown:
-        yield from unknown_lines(found, model.name, "NAME")
+        yield from unknown_lines(found, model.name, "--gpu NAME")
         return
     known = [one for one in found.rows if one.gpu is not None]
     ends = {one.use.key: one for one in known}
