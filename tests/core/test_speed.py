@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from memfit.errors import InputError
+from memfit.estimate import estimate
 from memfit.hardware import Cluster, find_gpu, find_link
 from memfit.hardware.collectives import PORT, Group, seconds
+from memfit.job import Job
 from memfit.report import speed as report
-from memfit.truth.case import Refused
+from memfit.truth.case import Case, Refused
+from memfit.truth.models import built
 from memfit.truth.regret import ALLOWED, regrets
 from memfit.truth.rows import Row
-from memfit.truth.speed import Speeds, correlation, said, speeds
+from memfit.truth.speed import Speeds, correlation, predict, said, speeds
 from memfit.truth.statistics import figures
 from memfit.verbs import speeds as asked
 
@@ -182,6 +185,16 @@ def test_the_quickest_source_stays_within_its_bound():
     """The same bound as in the whole record, which is compared less often."""
     assert len(found := speeds(source="huggingface/optimum").found) == 50
     assert figures(one.error for one in found).median <= 0.16
+
+
+def test_a_generation_is_judged_by_the_time_that_an_estimate_tells():
+    """Not by a search's, which writes fewer passes."""
+    gpu, name = find_gpu("rtx-4090"), "Qwen/Qwen3-0.6B"
+    job = Job(task="inference", batch=16, seq=512, new_tokens=256)
+    case = Case(id="one", source="", model=name, job=job, gpu=gpu, metric="", value=None)
+    told = estimate(built(name, "", ""), job, Cluster(gpu=gpu)).generation
+    assert told is not None
+    assert predict(case) == pytest.approx(told.tokens_per_second, rel=1e-12)
 
 
 @pytest.mark.slow

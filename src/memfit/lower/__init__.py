@@ -47,9 +47,16 @@ def lower(
     cluster: Cluster | None = None,
     *,
     compact: bool = False,
+    passes: int = PASSES,
 ) -> Tape:
-    """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    found = (shortest if compact else full)(model, job, cluster, strategy or ONE)
+    """The tape of one rank. `compact`: identical layers stand once, with a count, and of the
+    decoding passes of a generation at most so many are written (0: as many as on a flat tape)."""
+    layout = strategy or ONE
+    found = (
+        shortest(model, job, cluster, layout, 0 if job.training else passes)
+        if compact
+        else full(model, job, cluster, layout)
+    )
     rank = 0 if strategy is None else strategy.rank
     tape = partial(Tape, source="formula", rank=rank)
     return tape(
@@ -84,11 +91,13 @@ def distinct(
     )
 
 
-def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
-    """With as few layers walked as tell all, and fewer passes of a generation."""
+def shortest(
+    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, passes: int
+) -> Walk:
+    """With as few layers walked as tell all."""
     if waits(job):
         return whole(walked(model, job, cluster, strategy, None))
-    ends, passes = unlike(model, job, strategy), 0 if job.training else PASSES
+    ends = unlike(model, job, strategy)
     found = None if ends == BOTH else walked(model, job, cluster, strategy, ends, passes)
     return found or whole(walked(model, job, cluster, strategy, BOTH, passes))
 
