@@ -11,7 +11,7 @@ from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.libraries.bitsandbytes.check import whole
-from memfit.lower import lower
+from memfit.lower import lower, programmed
 from memfit.model import catalog
 from memfit.model.families import build, find
 from memfit.model.modules import Model
@@ -122,6 +122,29 @@ def test_other_models_of_gemma_4_go_to_the_trace(change: dict[str, Any], message
         build({**config, "text_config": text})
     with pytest.raises(InputError, match="an audio tower"):
         build({**config, "audio_config": {"hidden_size": 32}})
+
+
+@pytest.mark.parametrize("kind", ["llava", "mllama", "qwen3_5", "gemma4"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_ddp_stops_at_a_tower_unless_it_looks_for_unused_parameters(kind: str, method: str) -> None:
+    """Its buckets have places for all that is trained, in a static graph's second set, too."""
+    model, job = build(example(kind)), Job(seq=64, method=method, targets="all-linear")
+    with pytest.raises(InputError, match="fails at the second step") as bad:
+        estimate(model, job, strategy=strategy_from(["ddp=2"], None))
+    (problem,) = bad.value.problems
+    assert problem.hint == "use `ddp=2,find_unused=yes`"
+    width = 2 if method == "full" else 4
+    for use, sets in (("ddp=2,find_unused=yes", 1), ("ddp=2,static_graph=yes", 2)):
+        strategy = strategy_from([use], None)
+        events = lower(model, job, strategy).events
+        made = [one for one in events if isinstance(one, Alloc) and one.op == "bucket"]
+        trained = programmed(model, job, None, strategy, False).trainable
+        assert sum(one.size for one in made) == sets * width * trained
+
+
+def test_ddp_runs_where_adapters_are_in_the_language_model_alone() -> None:
+    job = Job(seq=64, method="lora", targets="gate_proj")
+    estimate(build(example("llava")), job, strategy=strategy_from(["ddp=2"], None))
 
 
 def test_its_head_is_one_that_sees() -> None:

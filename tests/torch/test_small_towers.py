@@ -50,6 +50,8 @@ def test_training_fills_a_cache_where_the_real_code_does(kind: str) -> None:
     "case",
     [
         {"checkpointing": "full", "use": "fsdp=4"},
+        {"checkpointing": "full", "use": "ddp=4,find_unused=yes"},
+        {"method": "lora", "use": "ddp=4,static_graph=yes"},
         {"method": "lora"},
         {"method": "qlora", "checkpointing": "full"},
         {"task": "inference", "new_tokens": 3},

@@ -50,7 +50,8 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     for name, layout in strategy.uses():
         if layout.size > 1 and name not in LAYOUTS:
             yield f"with `{name}`", f"use {name}"
-    if job.training and strategy.size("ddp") > 1 and idles(program):
+    still = any(map(stands_still, graphs_of(program)))
+    if job.training and strategy.size("ddp") > 1 and still:
         yield "with `ddp`, which stops at weights without a gradient", "use ddp"
     if strategy.zero is not None and strategy.zero.stage == 3:
         yield "with ZeRO-3", "use zero.stage"
@@ -117,11 +118,6 @@ def graphs_of(program: Program) -> Iterator[Graph]:
     graphs = program.model.graphs
     found = graphs.graphs if program.model.encodes else graphs.all(setting_of(program))
     return iter(found.values())
-
-
-def idles(program: Program) -> bool:
-    """Whether some parameters get no gradient: those of a tower, or of indexers."""
-    return bool(program.model.towers) or any(map(stands_still, graphs_of(program)))
 
 
 def stands_still(graph: Graph) -> bool:

@@ -28,6 +28,7 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if program.strategy.fsdp is None and not program.engine:
         yield from stops(program.job, ddp)
+        yield from waits(program, ddp)
 
 
 def stops(job: Job, ddp: DDP) -> Iterator[Problem]:
@@ -42,6 +43,22 @@ def stops(job: Job, ddp: DDP) -> Iterator[Problem]:
             "a gradient is ready twice"
         )
         yield Problem(message=message, where="use ddp.find_unused", hint="remove `reentrant`")
+
+
+def waits(program: Program, ddp: DDP) -> Iterator[Problem]:
+    """A step that leaves out a trained parameter ends without its reduction, and the next forward
+    fails (torch 2.13 reducer.cpp ensure_prior_reduction_finished)."""
+    known = ddp.find_unused or ddp.static_graph
+    if program.job.training and ddp.size > 1 and not known and program.moving < program.trainable:
+        message = (
+            "torch's DDP fails at the second step: training on text gives the vision tower no "
+            "gradient"
+        )
+        yield Problem(
+            message=message,
+            where="use ddp.find_unused",
+            hint=f"use `ddp={ddp.size},find_unused=yes`",
+        )
 
 
 TECHNIQUE = Technique(

@@ -52,6 +52,7 @@ class DDP(Engine):
         self.rebuilt, self.last = False, True
         self.late: list[Tensor] = []  # whose gradients become views when the backward is over
         self.items: list[Item] = []  # trained ones, in the model's order
+        self.unused: list[tuple[str, Item]] = []  # trained ones without a gradient
         self.others: list[Item] = []  # buffers
         self.map: Tensor | None = None
 
@@ -67,12 +68,15 @@ class DDP(Engine):
         self.others = [item(one) for one in unfolded(self.program, held)]
         capped = self.layout.find_unused and not self.layout.static_graph
         sizes: list[int] = []
+        adapters = [one for one in body.ends.idle if one.name.endswith((".lora_A", ".lora_B"))]
+        idle = {id(one) for one in (*body.idle, *adapters)}
         r.mark("prepare")
         for some in self.wrapped(body):
             leaves = unfolded(
                 self.program, [(unit.span, leaf) for unit in some for leaf in unit.leaves]
             )
-            items = [item(leaf) for leaf in leaves if leaf.needs]
+            items = [item(leaf) for leaf in leaves if leaf.needs or id(leaf) in idle]
+            self.unused += [(ROOT, item(leaf)) for leaf in leaves if id(leaf) in idle]
             self.broadcast([item(leaf) for leaf in leaves] + self.others)
             sizes += bucket_sizes(reversed(items), self.caps if capped else ())
             self.items += items
@@ -124,7 +128,7 @@ class DDP(Engine):
             and not (self.layout.find_unused and not self.layout.static_graph)
         ):
             self.rebuilt = True
-            self.make(bucket_sizes(unfolded(self.program, self.order), self.caps))
+            self.make(bucket_sizes(unfolded(self.program, self.order + self.unused), self.caps))
         if self.r.grad and self.last and self.others:
             self.broadcast(self.others)
         return x
