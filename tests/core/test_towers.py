@@ -142,6 +142,18 @@ def test_ddp_stops_at_a_tower_unless_it_looks_for_unused_parameters(kind: str, m
         assert sum(one.size for one in made) == sets * width * trained
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("gemma4", "sliding_window"), ("llama4", "attention_chunk_size")]
+)
+def test_a_window_without_a_size_is_refused(kind: str, key: str) -> None:
+    """As the real code does (transformers 5.23 masking_utils.py)."""
+    config = example(kind)
+    with pytest.raises(InputError, match=key):
+        build({**config, "text_config": {**config["text_config"], key: None}})
+    text = {name: one for name, one in config["text_config"].items() if name != key}
+    assert build({**config, "text_config": text}).graphs.window in (512, 8192)
+
+
 def test_ddp_runs_where_adapters_are_in_the_language_model_alone() -> None:
     job = Job(seq=64, method="lora", targets="gate_proj")
     estimate(build(example("llava")), job, strategy=strategy_from(["ddp=2"], None))

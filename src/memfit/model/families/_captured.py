@@ -205,7 +205,7 @@ def model_of(
         outer.blame("architectures", f"no captured graph of `{row.name}` without its tower", TRACE)
     dims, kinds = row.dims(fields), list(row.kinds(fields))
     positions = fields.count(row.positions, default=2048, high=2**40)
-    window = fields.count(row.window, default=SHORT) if row.window else 0
+    window = fields.count(row.window) if row.window else 0
     dtype = outer.dtype() if said else fields.dtype()
     share = row.active(fields) if row.active is not None else (1, 1)
     unlike(row, fields, data, dims)
