@@ -229,3 +229,11 @@ def test_trl_is_not_assumed_where_it_fails() -> None:
         estimate(build(example("llama4")), Job(seq=64, framework="trl"))
     others = {"architectures": ["Mistral3ForConditionalGeneration"]}
     assert assumed({}, others, frozenset(), "bf16")["framework"] == "trl"
+
+
+@pytest.mark.parametrize(("listed", "left"), [([], 5), ([1, 3], 3), (None, 4)])
+def test_layers_that_look_at_pictures_are_those_listed(listed: list[int] | None, left: int) -> None:
+    """Of five; null means the class's own, of which one is among them."""
+    example = find("mllama").examples[0]
+    text = {**example["text_config"], "cross_attention_layers": listed}
+    assert len(build({**example, "text_config": text}).layers) == left

@@ -139,7 +139,9 @@ def build(fields: Fields) -> Model:
     of_kind(picture, "mllama_vision_model")
     picture.assume(**VISION)
     tower = tuple(vision(picture))
-    places = fields.section("text_config").integers("cross_attention_layers") or frozenset(CROSS)
+    inner = fields.section("text_config")
+    named = inner.value("cross_attention_layers", default=None) is not None
+    places = inner.integers("cross_attention_layers") if named else frozenset(CROSS)
 
     def towers(model: Model) -> Iterator[Weight]:
         yield from tower
