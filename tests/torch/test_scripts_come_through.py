@@ -176,6 +176,26 @@ for _ in range(2):
     optimizer.step()
     evaluate(5)
 """
+COLLECTS = """
+import torch
+
+class First(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(64, 64)
+
+    def forward(self, given):
+        return self.head(given)[:, :1].mT
+
+model, found, seen = First().cuda(), [], []
+with torch.no_grad():
+    for _ in range(COUNT):
+        found.append(model(torch.randn(8, 32, 64, device="cuda")))
+        assert found[-1].stride() == (32 * 64, 1, 64), found[-1].stride()
+    model.head.register_forward_hook(lambda module, given, made: seen.append(made))
+    model(torch.randn(8, 32, 64, device="cuda"))
+assert len(seen) == 1
+"""
 COUNTS = """
 import torch
 model = torch.nn.BatchNorm1d(64).cuda()
@@ -240,6 +260,16 @@ def test_a_pass_is_run_again_where_more_is_alive(tmp_path: Path) -> None:
     assert any("passes without gradients" in one.message for one in preceded.problems)
     script.write_text(COUNTS)
     trace(script, steps=0)  # what is counted in a buffer is not skipped
+
+
+def test_results_of_skipped_passes_keep_all_that_true_ones_keep(tmp_path: Path) -> None:
+    """A view keeps its whole storage; hooks that came later are called."""
+    found = []
+    for count in (3, 9):
+        script = tmp_path / "train.py"
+        script.write_text(COLLECTS.replace("COUNT", str(count)))
+        found.append(trace(script, steps=0).memory.allocated)
+    assert found[1] - found[0] == 6 * 8 * 32 * 64 * 4
 
 
 def test_a_defect_of_ours_is_not_the_scripts(tmp_path: Path) -> None:

@@ -89,9 +89,15 @@ class Repeats:
 
 def state_of(module: torch.nn.Module) -> Hashable:
     """What beside its inputs decides what a module allocates."""
-    weights = tuple((one.dtype, one.device) for one in module.parameters())
-    modes = tuple(one.training for one in module.modules())
-    return weights, modes, torch.is_autocast_enabled(), torch.get_autocast_dtype("cuda")
+    weights = tuple((one.shape, one.dtype, one.device) for one in module.parameters())
+    parts = tuple(map(attributes, module.modules()))
+    return weights, parts, torch.is_autocast_enabled(), torch.get_autocast_dtype("cuda")
+
+
+def attributes(module: torch.nn.Module) -> Hashable:
+    """Its numbers and flags, as `training` or what it counts, and its hooks."""
+    hooks = (*module._forward_pre_hooks, *module._forward_hooks)
+    return hooks, tuple(one for one in vars(module).items() if isinstance(one[1], PLAIN))
 
 
 def versions(module: torch.nn.Module) -> list[tuple[torch.Tensor, int]]:
@@ -139,13 +145,16 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Like:
-    """A tensor to be made again."""
+    """A tensor to be made again, with the whole storage that a view keeps alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.dtype, self.device = tensor.dtype, tensor.device
+        self.values = tensor.untyped_storage().nbytes() // tensor.itemsize
+        self.view = tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def __call__(self) -> torch.Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        storage = torch.zeros(self.values, dtype=self.dtype, device=self.device)
+        return storage.as_strided(*self.view)
 
 
 def template(value: Any) -> Any:
