@@ -185,6 +185,13 @@ def load(number, queue):
     if mp.parent_process() is None:
         raise SystemExit("a loader of data runs as a rank")
 
+class Job:
+    def __init__(self, rank):
+        work(rank, 4)
+
+def run(rank):
+    Job(rank)
+
 if __name__ == "__main__":
 """
 SECOND = """
@@ -199,12 +206,13 @@ if __name__ == "__main__":
 """
 SPAWNS = "    mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())"
 FORKS = """
-    loader = mp.Process(target=load, args=(0, "a queue"))
-    loader.start()
-    loader.join(timeout=10)
+    for given in "a queue", 1337:
+        loader = mp.Process(target=load, args=(0, given))
+        loader.start()
+        loader.join(timeout=10)
     processes = []
     for rank in range(4):
-        process = mp.Process(target=work, args=(rank, 4))
+        process = mp.Process(target=run, args=(rank,))
         process.start()
         processes.append(process)
         process.join(timeout=10)

@@ -21,6 +21,7 @@ from memfit.trace.activation_offload import Away
 from memfit.trace.imports import Change, Patch
 from memfit.trace.origins import origin
 from memfit.trace.refuse import CannotFollow, Watcher
+from memfit.trace.started_processes import Ended, is_rank
 
 NCCL = (2, 27, 7)  # what torch 2.13's wheels have
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -114,7 +115,7 @@ class Ranks:
                 or not given
                 or type(given[0]) is not int
                 or given[0] != self.processes
-                or not is_rank(target, given)
+                or not is_rank(target)
             ):
                 return true(process)
             self.processes += 1
@@ -301,54 +302,6 @@ def on_meta(one: Any, recurse: bool = True) -> bool:
     else:
         tensors = [*one.parameters(recurse=recurse), *one.buffers(recurse=recurse)]
     return any(tensor.device.type == "meta" for tensor in tensors)
-
-
-class Ended:
-    """What a process that has ended is to Python's `multiprocessing`."""
-
-    pid = returncode = 0
-
-    def __init__(self) -> None:
-        self.sentinel, writer = os.pipe()
-        os.close(writer)  # ready from the start
-
-    def poll(self, *_: Any, **__: Any) -> int:
-        return 0
-
-    wait = poll
-
-    def close(self) -> None: ...
-
-    terminate = kill = close
-
-
-GROUP_OR_GPU = {"init_process_group", "init_distributed", "cuda", "fully_shard"}
-
-
-def is_rank(target: Any, given: Sequence[Any]) -> bool:
-    """Whether a process is one of several ranks, and no loader of data: its second argument is
-    their number, or what it runs joins a group or uses a GPU."""
-    if len(given) > 1 and type(given[1]) is int and given[1] > given[0]:
-        return True
-    return bool(names_in(target.__code__, target.__globals__, set()) & GROUP_OR_GPU)
-
-
-def names_in(code: types.CodeType, known: dict[str, Any], seen: set[types.CodeType]) -> set[str]:
-    """Names that a function of the script uses, and those functions of the script that it calls."""
-    if code in seen:
-        return set()
-    seen.add(code)
-    found = set(code.co_names)
-    for one in code.co_consts:
-        if isinstance(one, str) and one.startswith("cuda"):
-            found.add("cuda")
-        elif isinstance(one, types.CodeType):
-            found |= names_in(one, known, seen)
-    for name in code.co_names:
-        inner = getattr(known.get(name), "__code__", None)
-        if isinstance(inner, types.CodeType) and lines.is_users(inner.co_filename):
-            found |= names_in(inner, known, seen)
-    return found
 
 
 def number(name: str) -> int:
