@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.trace.cuda import Device
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_data import pictures
@@ -129,6 +130,30 @@ def test_resuming_from_what_is_not_there(tmp_path: Path) -> None:
     script.write_text(RESUMES)
     found = trace(script, steps=0)
     assert any("`last.pt` is not there" in one.message for one in found.problems)
+
+
+SIZED = """
+import torch
+kept = torch.load("last.pt")
+
+class Net(torch.nn.Module):
+    def __init__(self, width, count):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, width) for _ in range(count))
+
+Net(WIDTH, COUNT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "count"),
+    [("64", "kept['layers']"), ("kept['width']", "2"), ("4 * kept['width']", "kept['layers']")],
+)
+def test_a_model_is_not_made_without_its_sizes(tmp_path: Path, width: str, count: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SIZED.replace("WIDTH", width).replace("COUNT", count))
+    with pytest.raises(InputError, match="takes its sizes from a checkpoint that is not there"):
+        trace(script, steps=0)
 
 
 def test_a_data_sets_own_error_stays_one() -> None:

@@ -12,6 +12,7 @@ from memfit.errors import Problem
 from memfit.trace import lines
 from memfit.trace.cuda import HERE, NoSuchDevice
 from memfit.trace.imports import ORIGINALS
+from memfit.trace.missing_weights import UNSIZED
 
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HUB = (
@@ -273,6 +274,11 @@ def no_values(bad: BaseException, script: str) -> Told:
     return None
 
 
+def no_sizes(bad: BaseException, script: str) -> Told:
+    """torch's own sentence, where it reads a size in C++."""
+    return UNSIZED if "found element of type Checkpoint" in str(bad) else None
+
+
 def first_line(bad: BaseException) -> str:
     text = str(bad).strip()
     return text.splitlines()[0][:240].rstrip(". ") if text else ""
@@ -288,5 +294,6 @@ RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     hub,
     custom_operator,
     no_values,
+    no_sizes,
 )
 __all__ = ["explain"]

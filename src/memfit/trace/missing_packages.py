@@ -63,12 +63,12 @@ class Kind(type):
 
 def number(value: Any) -> Any:
     """What a `Nothing` is to arithmetic."""
-    return 0 if isinstance(value, Nothing) else value
+    return operator.index(value) if isinstance(value, Nothing) else value
 
 
 def compared(name: str) -> Any:
     def compare(self: Any, other: Any) -> Any:
-        return getattr(operator, name)(0, number(other))
+        return getattr(operator, name)(number(self), number(other))
 
     return compare
 
@@ -76,8 +76,8 @@ def compared(name: str) -> Any:
 def reckoned(name: str, *, turned: bool = False) -> Any:
     def reckon(self: Any, other: Any) -> Any:
         try:
-            pair = (number(other), 0) if turned else (0, number(other))
-            return getattr(operator, name)(*pair)
+            pair = (number(self), number(other))
+            return getattr(operator, name)(*(reversed(pair) if turned else pair))
         except ZeroDivisionError:
             return 0
 

@@ -16,7 +16,12 @@ import torch
 from memfit.trace import lines
 from memfit.trace.imports import Change, Patch
 from memfit.trace.missing_packages import Nothing, parts
-from memfit.trace.refuse import Watcher
+from memfit.trace.refuse import CannotFollow, Watcher
+
+UNSIZED = (
+    "the model takes its sizes from a checkpoint that is not there",
+    "put the file there, or give the sizes in the script",
+)
 
 
 class Checkpoint(dict[Any, Any], Nothing):  # type: ignore[misc]  # no hash, as a dict
@@ -31,6 +36,12 @@ class Checkpoint(dict[Any, Any], Nothing):  # type: ignore[misc]  # no hash, as 
     )
     __str__, __repr__, __bool__ = Nothing.__str__, Nothing.__str__, Nothing.__bool__
 
+    def __index__(self) -> int:
+        """A model that takes it for a size would come out too small."""
+        if making_a_module():
+            raise CannotFollow(*UNSIZED)
+        return 0
+
     def __missing__(self, _: Any) -> Nothing:
         return Checkpoint()
 
@@ -44,6 +55,18 @@ class Checkpoint(dict[Any, Any], Nothing):  # type: ignore[misc]  # no hash, as 
         return Checkpoint() if default is None else default
 
     pop = get
+
+
+def making_a_module() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and isinstance(
+            frame.f_locals.get(code.co_varnames[0]), torch.nn.Module
+        ):
+            return True
+        frame = frame.f_back
+    return False
 
 
 FALLBACK = {"FileNotFoundError", "OSError", "IOError", "EnvironmentError"}
@@ -159,4 +182,4 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     }
 
 
-__all__ = ["absent", "changes", "patches"]
+__all__ = ["UNSIZED", "absent", "changes", "patches"]
