@@ -149,6 +149,7 @@ name = "unsloth/Llama-3.2-1B-Instruct-bnb-4bit"
 assert len(AutoTokenizer.from_pretrained(name)) == 128256
 config = AutoConfig.from_pretrained(name)
 assert config.hidden_size == 2048 and config.quantization_config["load_in_4bit"]
+AutoConfig.from_pretrained("unsloth/Llama-3.2-1B-unsloth-bnb-4bit")
 """
 EVALUATES = """
 import torch
@@ -234,6 +235,7 @@ def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
     found = trace(script, steps=0, offline=True)
     said = " ".join(one.message for one in found.problems)
     assert "assumed to be a copy of `meta-llama/Llama-3.2-1B-Instruct`" in said
+    assert said.count("takes more memory, for some of its layers stay in 16 bits") == 1
 
 
 def test_repeated_passes_are_skipped(tmp_path: Path) -> None:

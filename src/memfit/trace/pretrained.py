@@ -72,7 +72,8 @@ PLACING = ("auto", "balanced", "balanced_low_0", "sequential")
 
 # How a copy that holds bitsandbytes' 4 bits is called, and what its config then says (the hub's
 # `unsloth/*-bnb-4bit`).
-FOUR_BITS = ("-unsloth-bnb-4bit", "-bnb-4bit")
+DYNAMIC = "-unsloth-bnb-4bit"  # whose config skips layers, others in each model
+FOUR_BITS = (DYNAMIC, "-bnb-4bit")
 QUANTIZED = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
@@ -116,6 +117,8 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
                     raise
                 if copied is not None:
                     message = f"`{name}` is not there: it is assumed to be a copy of `{copied[0]}`"
+                    if str(name).endswith(DYNAMIC):
+                        message += "; it takes more memory, for some of its layers stay in 16 bits"
                     recorder.note(f"config {name}", message)
                 return {**public, "_name_or_path": str(name)}, {
                     key: value for key, value in given.items() if key not in READING
