@@ -23,6 +23,15 @@ CONFIG = {
     "bos_token_id": 2,
     "eos_token_id": 3,
 }
+ARGUMENTS = {  # of TRL's trainers of preferences
+    "output_dir": "out",
+    "per_device_train_batch_size": 4,
+    "max_length": 128,
+    "max_steps": 3,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "report_to": "none",
+}
 TEMPLATE = "{% for one in messages %}{{ one['content'] + ' ' }}{% endfor %}"
 
 

@@ -1,7 +1,7 @@
 """In the order of TRL's dpo.py: pairs of answers, a reference model beside the one that learns."""
 
 from datasets import Dataset
-from tiny import model, text, tokenizer
+from tiny import ARGUMENTS, model, text, tokenizer
 from trl import DPOConfig, DPOTrainer
 
 rows = range(48)
@@ -12,15 +12,7 @@ dataset = Dataset.from_dict(
         "rejected": [" " + text(80, start=300 + row) for row in rows],
     }
 )
-training_args = DPOConfig(
-    output_dir="out",
-    per_device_train_batch_size=4,
-    max_length=128,
-    max_steps=3,
-    gradient_checkpointing=False,
-    bf16=False,
-    report_to="none",
-)
+training_args = DPOConfig(**ARGUMENTS)
 trainer = DPOTrainer(
     model(), model(), args=training_args, train_dataset=dataset, processing_class=tokenizer()
 )

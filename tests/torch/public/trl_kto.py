@@ -1,7 +1,7 @@
 """In the order of TRL's kto.py: answers with a label each, a reference model."""
 
 from datasets import Dataset
-from tiny import model, text, tokenizer
+from tiny import ARGUMENTS, model, text, tokenizer
 
 try:
     from trl import KTOConfig, KTOTrainer
@@ -16,15 +16,7 @@ dataset = Dataset.from_dict(
         "label": [row % 2 == 0 for row in rows],
     }
 )
-training_args = KTOConfig(
-    output_dir="out",
-    per_device_train_batch_size=4,
-    max_length=128,
-    max_steps=3,
-    gradient_checkpointing=False,
-    bf16=False,
-    report_to="none",
-)
+training_args = KTOConfig(**ARGUMENTS)
 trainer = KTOTrainer(
     model(), model(), args=training_args, train_dataset=dataset, processing_class=tokenizer()
 )

@@ -1,7 +1,7 @@
 """In the order of TRL's reward_modeling.py: one label for each sequence, pairs of answers."""
 
 from datasets import Dataset
-from tiny import model, text, tokenizer
+from tiny import ARGUMENTS, model, text, tokenizer
 from trl import RewardConfig, RewardTrainer
 
 rows = range(48)
@@ -11,15 +11,7 @@ dataset = Dataset.from_dict(
         "rejected": [text(120, start=300 + row) for row in rows],
     }
 )
-training_args = RewardConfig(
-    output_dir="out",
-    per_device_train_batch_size=4,
-    max_length=128,
-    max_steps=3,
-    gradient_checkpointing=False,
-    bf16=False,
-    report_to="none",
-)
+training_args = RewardConfig(**ARGUMENTS)
 trainer = RewardTrainer(
     model=model(labels=1), args=training_args, train_dataset=dataset, processing_class=tokenizer()
 )
