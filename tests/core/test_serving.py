@@ -329,6 +329,8 @@ def test_a_start_that_compiles_on_rocm_promises_less() -> None:
         ("0.11.2", {"compiled": True}, 15.33, 0),
         ("0.11.2", {"enforce_eager": True}, 15.33, 0),
         ("0.13.0", {}, 15.33, 0),
+        # V0 compiles nothing
+        ("0.8.5", {"enable_chunked_prefill": False, "max_model_len": 2048}, 15.33, 0),
     ):
         question = Question(
             subject=subject_from(from_catalog("meta-llama/Llama-3.1-8B-Instruct")),

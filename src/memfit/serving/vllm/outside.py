@@ -3,11 +3,9 @@ loaded, and NCCL's buffers."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from memfit.constants import fitted
 from memfit.serving.base import Device
 from memfit.serving.links import communicator_bytes
+from memfit.serving.vllm.rules import COMPILING
 from memfit.serving.vllm.setup import Setup
 from memfit.units import GIB, MIB
 
@@ -17,17 +15,6 @@ KERNELS, SMALL_KERNELS = 164 * MIB, 36 * MIB
 # ROCm: as the two logs of an MI300X have it (vllm-0030 and vllm-0031 of the published rows, which
 # are therefore no evidence).
 ROCM = int(0.66 * GIB)
-# ROCm: what a start that compiles its kernels finds in use beyond one whose kernels are compiled.
-# What holds it is not known, so the larger size counts.
-COMPILING: Annotated[
-    int,
-    fitted(
-        "bytes that a start of vLLM on ROCm finds in use once it has compiled its kernels",
-        "15.33 and 12.73 GiB of cache for Llama-3.1-8B by one command with compiled kernels and "
-        "without, vLLM 0.11.2 on a Radeon AI PRO R9700 (kyuz0/amd-r9700-vllm-toolboxes@18a88f1 "
-        "benchmarks, uv+pl and plain); ten starts that compiled had 0 to 3.0 GiB less",
-    ),
-] = int(2.6 * GIB)
 # vLLM keeps a communicator of its own beside torch's. V1 looks at the memory after its own has run
 # (v1/worker/gpu_worker.py init_device, 0.9.2), V0 before either has (worker/worker.py, 0.7.2).
 COMMUNICATORS = {0: 2, 1: 1}
@@ -38,8 +25,7 @@ def non_torch(setup: Setup, device: Device | None) -> int:
     """Bytes of `non_torch_increase`."""
     gpu = device.gpu if device is not None else None
     if gpu is not None and gpu.vendor == "amd":
-        compiles = setup.rules.compiling and not setup.eager and not setup.compiled
-        return ROCM + (COMPILING if compiles else 0)
+        return ROCM + (COMPILING if setup.compiles else 0)
     small = setup.sm is not None and setup.sm < (8, 0)
     kernels = SMALL_KERNELS if small else KERNELS
     if device is None or setup.tensor < 2:

@@ -11,7 +11,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.stored import Scheme, scheme_of
-from memfit.serving.vllm.rules import NEWEST, Rules, parse, rules_of
+from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import GIB
 
@@ -51,7 +51,7 @@ class Setup:
     block: int
     hybrid: bool = True
     eager: bool = False
-    compiled: bool = False  # the kernels of an earlier start are at hand
+    compiles: bool = False  # a start that compiles its kernels, which leaves less memory
     graphs: int = 512
     cache_bytes: int = 0
     offload: int = 0  # bytes of weights that stay in CPU memory
@@ -66,6 +66,8 @@ def set_up(question: Question) -> Setup:
     problems: list[Problem] = []
     options, subject = question.options, question.subject
     rules = rules_of(question.version)
+    if old_engine(question, rules):
+        rules = replace(rules, engine=0, hybrid_groups=False, compiling=False)
     model = subject.model
     if model is None:
         raise InputError.one(
@@ -91,12 +93,13 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
-    problems += image_problems(subject.config, options) + compiling(question, rules)
+    compiles = compiles_kernels(question, rules)
+    problems += image_problems(subject.config, options)
+    if compiles:
+        problems.append(compiling_note())
     for name, what in UNCOUNTED.items():
         if options.get(name):
             problems.append(Problem(level="warning", message=f"{what} not counted", where=name))
-    if old_engine(question, rules):
-        rules = replace(rules, engine=0, hybrid_groups=False)
     batched, requests = step_sizes(question, rules, length)
     sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
     expert = bool(options.get("enable_expert_parallel"))
@@ -136,7 +139,7 @@ def set_up(question: Question) -> Setup:
         block=int(options.get("block_size", 16)),
         hybrid=not options.get("disable_hybrid_kv_cache_manager"),
         eager=bool(options.get("enforce_eager")),
-        compiled=bool(options.get(COMPILED)),
+        compiles=compiles,
         graphs=int(options.get("max_cudagraph_capture_size", 512)),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
@@ -162,20 +165,21 @@ def image_problems(config: Mapping[str, Any], options: Mapping[str, Any]) -> lis
     ]
 
 
-def compiling(question: Question, rules: Rules) -> list[Problem]:
-    """A word about starts on ROCm, which leave more memory once their kernels are compiled."""
+def compiles_kernels(question: Question, rules: Rules) -> bool:
+    """Whether a start on ROCm compiles its kernels, and so leaves less memory."""
     gpu = question.devices[0].gpu if question.devices else None
-    eager = question.options.get("enforce_eager") or question.options.get(COMPILED)
-    if gpu is None or gpu.vendor != "amd" or not rules.compiling or eager:
-        return []
-    return [
-        Problem(
-            level="note",
-            message="this is a start that compiles its kernels; on ROCm the next one leaves up to "
-            "2.6 GiB more for the cache",
-            where="gpu",
-        )
-    ]
+    at_hand = question.options.get("enforce_eager") or question.options.get(COMPILED)
+    return gpu is not None and gpu.vendor == "amd" and rules.compiling and not at_hand
+
+
+def compiling_note() -> Problem:
+    """A word about starts on ROCm, which leave more memory once their kernels are compiled."""
+    return Problem(
+        level="note",
+        message="this is a start that compiles its kernels; on ROCm the next one leaves up to "
+        f"{COMPILING / GIB:.1f} GiB more for the cache",
+        where="gpu",
+    )
 
 
 def split_problems(model: Model, tensor: int, utilization: float) -> list[Problem]:
