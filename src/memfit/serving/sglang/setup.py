@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
@@ -86,46 +87,13 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
-    if str(options.get("speculative_algorithm") or "NGRAM") != "NGRAM":
-        problems.append(
-            Problem(
-                level="warning",
-                message="the draft model of speculative decoding is not counted",
-                where="speculative_algorithm",
-            )
-        )
-    if graphs and not options.get("disable_cuda_graph"):
-        problems.append(
-            Problem(
-                level="warning",
-                message="SGLang's CUDA graphs are not counted",
-                where="cuda_graph_max_bs",
-                hint="they take what `--mem-fraction-static` leaves free",
-            )
-        )
+    problems += uncounted(options, graphs)
     length = int(options.get("context_length") or 0) or model.positions or 2048
     width = number_width(model, options.get("dtype"))
-    experts = int(options.get("ep_size") or 1)
-    whole = str(options.get("moe_a2a_backend") or "none") != "none"
-    sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
     return Setup(
         subject=subject,
         model=model,
-        rank=Rank(
-            tensor=tensor,
-            attention=tensor // copies if shared else 0,
-            experts=tensor if whole else experts,
-            sm=sm,
-            width=width,
-            scheme=scheme,
-            positions=max(model.positions, length),
-            shared_whole=whole,
-            table=1 if shared else 0,
-            # logits_processor.py and ParallelLMHead(use_attn_tp_group=enable_dp_lm_head);
-            # layers/dp_attention.py, server_args.py moe_dense_tp_size: None or 1 (0.5.9)
-            head=tensor // copies if shared and options.get("enable_dp_lm_head") else 0,
-            dense_whole=options.get("moe_dense_tp_size") == 1,
-        ),
+        rank=rank_of(question, model, scheme, width, length),
         version=question.version or NEWEST,
         tensor=tensor,
         gpus=tensor * (1 if shared else copies) * int(options.get("pp_size") or 1),
@@ -147,6 +115,53 @@ def set_up(question: Question) -> Setup:
         windows=defaults_of(question.version).windows,
         problems=tuple(problems),
     )
+
+
+def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length: int) -> Rank:
+    """What one GPU has of the model."""
+    options = question.options
+    tensor, copies = int(options.get("tp_size") or 1), int(options.get("dp_size") or 1)
+    shared = bool(options.get("enable_dp_attention")) and copies > 1
+    whole = str(options.get("moe_a2a_backend") or "none") != "none"
+    gpu = question.devices[0].gpu if question.devices else None
+    return Rank(
+        tensor=tensor,
+        attention=tensor // copies if shared else 0,
+        experts=tensor if whole else int(options.get("ep_size") or 1),
+        sm=None if gpu is None else gpu.sm,
+        width=width,
+        scheme=scheme,
+        positions=max(model.positions, length),
+        shared_whole=whole,
+        table=1 if shared else 0,
+        # logits_processor.py and ParallelLMHead(use_attn_tp_group=enable_dp_lm_head);
+        # layers/dp_attention.py, server_args.py moe_dense_tp_size: None or 1 (0.5.9)
+        head=tensor // copies if shared and options.get("enable_dp_lm_head") else 0,
+        dense_whole=options.get("moe_dense_tp_size") == 1,
+    )
+
+
+def uncounted(options: Mapping[str, Any], graphs: int) -> list[Problem]:
+    """Words about what is not counted."""
+    found = []
+    if str(options.get("speculative_algorithm") or "NGRAM") != "NGRAM":
+        found.append(
+            Problem(
+                level="warning",
+                message="the draft model of speculative decoding is not counted",
+                where="speculative_algorithm",
+            )
+        )
+    if graphs and not options.get("disable_cuda_graph"):
+        found.append(
+            Problem(
+                level="warning",
+                message="SGLang's CUDA graphs are not counted",
+                where="cuda_graph_max_bs",
+                hint="they take what `--mem-fraction-static` leaves free",
+            )
+        )
+    return found
 
 
 def missing_attention(model: Model) -> list[Problem]:

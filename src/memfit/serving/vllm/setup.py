@@ -94,35 +94,12 @@ def set_up(question: Question) -> Setup:
         )
     raise_errors(problems)
     compiles = compiles_kernels(question, rules)
-    problems += image_problems(subject.config, options)
-    if compiles:
-        problems.append(compiling_note())
-    for name, what in UNCOUNTED.items():
-        if options.get(name):
-            problems.append(Problem(level="warning", message=f"{what} not counted", where=name))
+    problems += notes(question, compiles)
     batched, requests = step_sizes(question, rules, length)
-    sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
-    expert = bool(options.get("enable_expert_parallel"))
     return Setup(
         subject=subject,
         model=model,
-        rank=Rank(
-            tensor=tensor,
-            experts=tensor * int(options.get("data_parallel_size", 1)) if expert else 1,
-            sm=sm,
-            width=width,
-            scheme=scheme,
-            positions=max(model.positions, length),
-            adapters=int(options.get("max_loras", 1))
-            if options.get("enable_lora") and rules.counted_adapters
-            else 0,
-            adapter_rank=int(options.get("max_lora_rank", 16)),
-            adapter_vocab=int(options.get("lora_extra_vocab_size", 256))
-            if model.family == "llama" and parse(question.version) < (0, 12)
-            else 0,
-            layers=(0, -(-len(model.layers) // pipeline)),
-            last=pipeline == 1,
-        ),
+        rank=rank_of(question, model, scheme, width, rules, length),
         rules=rules,
         version=question.version or NEWEST,
         scheme=scheme,
@@ -144,9 +121,53 @@ def set_up(question: Question) -> Setup:
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
         blocks=int(options.get("num_gpu_blocks_override", 0)),
-        sm=sm,
+        sm=capability(question),
         problems=tuple(problems),
     )
+
+
+def rank_of(
+    question: Question, model: Model, scheme: Scheme, width: int, rules: Rules, length: int
+) -> Rank:
+    """What one GPU has of the model; of a pipeline the first, which has the most layers."""
+    options = question.options
+    tensor, copies = (
+        int(options.get(name, 1)) for name in ("tensor_parallel_size", "data_parallel_size")
+    )
+    pipeline = int(options.get("pipeline_parallel_size", 1))
+    adapted = bool(options.get("enable_lora")) and rules.counted_adapters
+    extra = model.family == "llama" and parse(question.version) < (0, 12)
+    return Rank(
+        tensor=tensor,
+        experts=tensor * copies if options.get("enable_expert_parallel") else 1,
+        sm=capability(question),
+        width=width,
+        scheme=scheme,
+        positions=max(model.positions, length),
+        adapters=int(options.get("max_loras", 1)) if adapted else 0,
+        adapter_rank=int(options.get("max_lora_rank", 16)),
+        adapter_vocab=int(options.get("lora_extra_vocab_size", 256)) if extra else 0,
+        layers=(0, -(-len(model.layers) // pipeline)),
+        last=pipeline == 1,
+    )
+
+
+def capability(question: Question) -> tuple[int, int] | None:
+    """The compute capability of the first GPU, where it is known."""
+    gpu = question.devices[0].gpu if question.devices else None
+    return None if gpu is None else gpu.sm
+
+
+def notes(question: Question, compiles: bool) -> list[Problem]:
+    """Words about what is not counted, and about kernels that are compiled."""
+    found = image_problems(question.subject.config, question.options)
+    if compiles:
+        found.append(compiling_note())
+    return found + [
+        Problem(level="warning", message=f"{what} not counted", where=name)
+        for name, what in UNCOUNTED.items()
+        if question.options.get(name)
+    ]
 
 
 def image_problems(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[Problem]:
@@ -250,7 +271,7 @@ def old_engine(question: Question, rules: Rules) -> bool:
     it has V0 at all (arg_utils.py _is_v1_supported_oracle, 0.8.5 to 0.10.2)."""
     if rules.engine == 0 or parse(question.version) >= (0, 11):
         return False
-    sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
+    sm = capability(question)
     return (sm is not None and sm < (8, 0)) or question.options.get(
         "enable_chunked_prefill"
     ) is False
