@@ -17,6 +17,7 @@ from memfit.report.accuracy import data
 from memfit.serving import ENGINES, find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.flags import read_flags
+from memfit.serving.links import communicator_bytes
 from memfit.serving.named import by_name
 from memfit.serving.sglang.pools import cells, state_bytes
 from memfit.serving.sglang.setup import set_up as set_up_sglang
@@ -376,6 +377,14 @@ def test_ranks_on_a_gpu_known_by_its_memory_count_nccl() -> None:
     )
     found = find_engine("vllm").answer(question)
     assert 1.0 < found.figures["non_torch_gib"] < 1.54
+
+
+@pytest.mark.parametrize("gib", [8, 12, 30, 48, 80, 192, 288])
+def test_ranks_count_nccl_whatever_the_memory(gib: int) -> None:
+    """Sizes as makers name them (12, 192) are further from what a driver shows than others."""
+    unnamed = Device(name="", total=gib * 2**30)
+    assert communicator_bytes(unnamed, 2, (2, 7)) >= 144 * 2**20
+    assert communicator_bytes(unnamed, 1, (2, 7)) == 0
 
 
 def test_weights_of_every_family_are_whole() -> None:

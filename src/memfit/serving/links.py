@@ -16,18 +16,16 @@ ALIKE: Annotated[
 
 def communicator_bytes(device: Device, ranks: int, torch: tuple[int, int]) -> int:
     """The most that a communicator of `ranks` GPUs in one node uses on each; where only the
-    memory of the GPU is known, on the worst NVIDIA GPU with as much."""
+    memory of the GPU is known, on the worst NVIDIA GPU with as much, or nearly."""
     found = (device.gpu,) if device.gpu is not None else same_memory(device.total)
     return max((communicator(gpu, ranks, 1, torch).high for gpu in found), default=0)
 
 
 def same_memory(total: int) -> tuple[GPU, ...]:
-    """NVIDIA's GPUs with about `total` bytes."""
-    return tuple(
-        gpu
-        for gpu in all_gpus()
-        if gpu.vendor == "nvidia" and abs(gpu.memory - total) < ALIKE * total
-    )
+    """NVIDIA's GPUs with about `total` bytes, else the nearest."""
+    apart = {gpu: abs(gpu.memory - total) for gpu in all_gpus() if gpu.vendor == "nvidia"}
+    most = max(ALIKE * total, min(apart.values()))
+    return tuple(gpu for gpu, each in apart.items() if each <= most)
 
 
 __all__ = ["communicator_bytes"]
