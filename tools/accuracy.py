@@ -82,10 +82,11 @@ Published logs (`truth/data/serving.jsonl.gz`) against what `memfit estimate --e
 rows of confidence high or medium that name the model and the GPU. Errors in per cent; `over 5 %
 more promised`: the share of logs in which the engine had less cache than memfit said, by more than
 5 %. Left out as evidence: four logs from which constants are taken (ROCm, CUDA graphs), and
-nine of one publisher's GPTQ files, whose group size was chosen by the weights that they log. Two
+nine of one publisher's GPTQ files, whose group size was chosen by the weights that they log. Three
 readings use a row's own figures: where a name such as "A100" leaves the size open, the smallest
-card that holds the logged weights and cache is taken, and Unsloth's number of sequences, where its
-log is not at hand, follows from the logged weights.
+card that holds the logged weights and cache is taken; Unsloth's number of sequences, where its log
+is not at hand, follows from the logged weights; and a log of vLLM without a version, whose tokens
+are those of blocks, is read as one of 0.19.
 Rows of llama.cpp and its fork with one figure each are gathered by run; of these only the weights
 (`model_gib`, all devices) and the cache of the whole model are compared, since the placement of
 tensors is not printed. Files that publishers made by recipes of their own, under the name of one
@@ -98,7 +99,8 @@ says). On Ascend cards 0.8 to 1.9 GiB of a rank are unexplained, and 14 GiB wher
 over contexts, which memfit does not know. On a DGX Spark SGLang reads the available memory of the
 machine, which its own processes fill, too. The memory of images in vLLM's profiling run and MTP
 layers are not counted. No row was held out: the rules were read from source and checked against
-these logs, so expect logs that nobody has seen to be further off.
+these logs, and the one for starts on ROCm that compile, with its version, was made from logs that
+are compared here, so expect logs that nobody has seen to be further off.
 """
 SPEEDS = """\
 ### Speed of one request
