@@ -93,14 +93,14 @@ tensors is not printed. Files that publishers made by recipes of their own, unde
 of llama.cpp's, are up to 25 % off.
 What is off, and why: on a Radeon AI PRO R9700 starts of vLLM 0.11.2 that compiled have 0 to 3.0 GiB
 less cache than starts by the same command with compiled kernels; what holds the memory is not
-known, so that 2.6 GiB, from one pair of logs, count in each start on ROCm that compiles, before
-0.13, of which no log has it (two of Gemma 3 miss nothing, and have 11 and 17 % more than memfit
-says). On Ascend cards 0.8 to 1.9 GiB of a rank are unexplained, and 14 GiB where attention is split
-over contexts, which memfit does not know. On a DGX Spark SGLang reads the available memory of the
-machine, which its own processes fill, too. The memory of images in vLLM's profiling run and MTP
-layers are not counted. No row was held out: the rules were read from source and checked against
-these logs, and the one for starts on ROCm that compile, with its version, was made from logs that
-are compared here, so expect logs that nobody has seen to be further off.
+known. memfit counts 2.6 GiB, from one pair of logs, for each start on ROCm that compiles, before
+0.13: the two logs of 0.13 that compiled, both of Gemma 3, miss nothing. On Ascend cards 0.8 to 1.9
+GiB of a rank are unexplained, and 14 GiB where attention is split over contexts, which memfit does
+not know. On a DGX Spark SGLang reads the available memory of the machine, which its own processes
+fill, too. The memory of images in vLLM's profiling run and MTP layers are not counted. No row was
+held out: the rules were read from source and checked against these logs, and the one for starts on
+ROCm that compile was seen in eight logs that are compared here, so expect logs that nobody has seen
+to be further off.
 """
 SPEEDS = """\
 ### Speed of one request

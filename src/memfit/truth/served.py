@@ -28,12 +28,13 @@ from memfit.units import GIB, MIB
 
 ROWS = Path(__file__).parent / "data" / "serving.jsonl.gz"
 CONFIDENT = ("high", "medium")
-# Constants were taken from them (ROCm's memory outside torch and of compiling, CUDA graphs), or
-# what a name means (the group size of cpatonn's GPTQ files was chosen by the logged weights): no
-# evidence.
+# Constants were taken from them (ROCm's memory outside torch and of compiling, and up to which
+# version; CUDA graphs), or what a name means (the group size of cpatonn's GPTQ files was chosen by
+# the logged weights): no evidence.
 FITTED = (
     *("vllm-0013", "vllm-0030", "vllm-0031"),
-    *("vllm-0092", "vllm-0093", "vllm-0104", "vllm-0105", "vllm-0106", "vllm-0111"),
+    *("vllm-0090", "vllm-0091", "vllm-0092", "vllm-0093", "vllm-0104"),
+    *("vllm-0105", "vllm-0106", "vllm-0111"),
     *("vllm-0115", "vllm-0119", "vllm-0123", "vllm-0127"),
 )
 # Figures that are compared, each with the keys under which rows have it; the first one counts.
