@@ -159,6 +159,17 @@ def test_ddp_runs_where_adapters_are_in_the_language_model_alone() -> None:
     estimate(build(example("llava")), job, strategy=strategy_from(["ddp=2"], None))
 
 
+def test_trls_trainer_looks_for_unused_parameters_itself() -> None:
+    """With adapters or without checkpointing: the usual LoRA of a model that sees is answered."""
+    model, layout = build(example("llava")), strategy_from(["ddp=2"], None)
+    lora = Job(seq=64, framework="trl", method="lora", targets="all-linear", checkpointing="full")
+    estimate(model, lora, strategy=layout)
+    full = Job(seq=64, framework="trl", checkpointing="none")
+    estimate(model, full, strategy=layout)
+    with pytest.raises(InputError, match="fails at the second step"):
+        estimate(model, full.replace(checkpointing="full"), strategy=layout)
+
+
 def test_its_head_is_one_that_sees() -> None:
     model = build(example("mistral3"))
     estimate(model, Job(seq=64, head="image-text"))

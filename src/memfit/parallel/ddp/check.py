@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.libraries.trl.trainer import finds_unused
 from memfit.program import Program
 from memfit.strategy import DDP
 from memfit.techniques.base import Engines, Technique
@@ -48,7 +49,7 @@ def stops(job: Job, ddp: DDP) -> Iterator[Problem]:
 def waits(program: Program, ddp: DDP) -> Iterator[Problem]:
     """A step that leaves out a trained parameter ends without its reduction, and the next forward
     fails (torch 2.13 reducer.cpp ensure_prior_reduction_finished)."""
-    known = ddp.find_unused or ddp.static_graph
+    known = ddp.find_unused or ddp.static_graph or finds_unused(program.job)
     if program.job.training and ddp.size > 1 and not known and program.moving < program.trainable:
         message = (
             "torch's DDP fails at the second step: training on text gives the vision tower no "
