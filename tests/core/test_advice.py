@@ -11,7 +11,16 @@ from memfit.errors import InputError
 from memfit.estimate import estimate, surplus
 from memfit.hardware import parse_cluster
 from memfit.job import Job
-from memfit.plan.advice import KINDS, Setting, Weighed, advice, changes, climbed, least
+from memfit.plan.advice import (
+    KINDS,
+    Setting,
+    Weighed,
+    advice,
+    changes,
+    climbed,
+    least,
+)
+from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.relayouts import relayouts
 from memfit.strategy import ONE, Strategy
 from memfit.truth.models import built
@@ -235,3 +244,19 @@ def test_what_is_ruled_out_early_does_not_fit(use):
         except InputError:
             continue
         assert weighed.holds.least(job, strategy, (job.batch, job.accumulate)) <= live, change.name
+
+
+@pytest.mark.parametrize("name", [MODEL, "google/gemma-3-27b-it", "Qwen/Qwen3.5-9B"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "qlora", "seq": 64},
+        {"method": "lora", "seq": 64},
+        *({"task": "inference", "seq": 64, "quant": one} for one in ("none", "int8", "nf4")),
+    ],
+)
+def test_a_lower_bound_is_below_the_live_peak(name, options):
+    """Of a model with a vision tower, too, whose linear weights bitsandbytes packs."""
+    model, job, cluster = built(name), Job(**options), parse_cluster("b200")
+    live = estimate(model, job, cluster, precise=False).memory.allocated
+    assert 0 < Holds(model).least(job, ONE, (job.batch, job.accumulate)) <= live

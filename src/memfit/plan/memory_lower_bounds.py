@@ -12,7 +12,9 @@ from memfit.constants import setting
 from memfit.estimate import trainable
 from memfit.formats import FORMATS
 from memfit.job import Job
+from memfit.lower.load import idle_linears
 from memfit.model.modules import MLP, Model, MoE
+from memfit.model.quantized import method
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
 from memfit.simulate.peaks import peaks
@@ -215,6 +217,8 @@ class Holds:
         linear = self.counts.values
         if separates(self.model, job):
             linear += self.counts.experts
+        if job.quantization != "none":
+            linear += self.packable
         rest = self.model.parameters - linear
         if job.quantization == "none":
             return width * (linear + rest)
@@ -223,6 +227,15 @@ class Holds:
             if not self.model.stored
             else 0
         )
+
+    @cached_property
+    def packable(self) -> int:
+        """Values of linear weights outside of the layers and the head."""
+        model = self.model
+        modules = (*model.embed, *model.final)
+        linears = [one for module in modules for one in module.linears()]
+        linears += idle_linears(model.towers)
+        return sum(one.inputs * one.outputs for one in linears)
 
     def activations(self, job: Job, strategy: Strategy, batch: int, times: int) -> int:
         """What the forward leaves for the backward: inputs of the layers, or of some of their
@@ -314,7 +327,12 @@ class Holds:
     def least(
         self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None = None
     ) -> int:
-        """Bytes of live tensors at the peak."""
+        """Bytes of live tensors at the peak; of inference the weights."""
+        if not job.training:
+            if method(self.model.config) or strategy.size("split") > 1:
+                return 0  # weights as they are stored, or on other devices
+            split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
+            return self.weights(job, FORMATS[WEIGHTS[job.precision]].block_bytes) // split
         return self.kept(job, strategy).least(*self.passing(job, strategy, micro, walked), micro[1])
 
 
