@@ -2,13 +2,14 @@
 
 import json
 import shlex
+import sys
 from itertools import combinations
 
 import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
-from memfit.estimate import estimate, surplus
+from memfit.estimate import estimate, shortfall, surplus
 from memfit.hardware import parse_cluster
 from memfit.job import Job
 from memfit.plan.advice import (
@@ -18,6 +19,7 @@ from memfit.plan.advice import (
     advice,
     changes,
     climbed,
+    hardware,
     least,
 )
 from memfit.plan.memory_lower_bounds import Holds
@@ -260,3 +262,17 @@ def test_a_lower_bound_is_below_the_live_peak(name, options):
     model, job, cluster = built(name), Job(**options), parse_cluster("b200")
     live = estimate(model, job, cluster, precise=False).memory.allocated
     assert 0 < Holds(model).least(job, ONE, (job.batch, job.accumulate)) <= live
+
+
+def test_hardware_that_is_too_small_for_the_weights_is_not_walked(monkeypatch):
+    walked = []
+
+    def noted(*question):
+        walked.append(question[2].gpu.id)
+        return shortfall(*question)
+
+    monkeypatch.setattr(sys.modules[hardware.__module__], "shortfall", noted)
+    model, cluster = built("google/gemma-3-27b-it"), parse_cluster("rtx-4090")
+    setting = Setting(Job(task="inference", seq=64), ONE)
+    ways = list(hardware(model, setting, cluster))
+    assert walked == [ways[0].cluster.gpu.id]

@@ -263,15 +263,16 @@ def hardware(model: Model, setting: Setting, cluster: Cluster) -> Iterator[Way]:
     """More of the same GPU, with everything sharded; then the cheapest GPU on which the job fits as
     it is."""
     alone = setting.strategy == ONE and cluster.gpus == 1
+    holds = Holds(model)
     for count in COUNTS if alone and setting.job.training else ():
         other = replace(cluster, gpus_per_node=count)
         shared = Setting(setting.job, Strategy(fsdp=FSDP(size=count)))
-        if (found := fitting(model, shared, other)) is not None:
+        if (found := fitting(holds, shared, other)) is not None:
             yield end("hardware", (f"{count}x{cluster.gpu.id}",), shared, found)
             break
     for gpu in larger(cluster.gpu):
         other = replace(cluster, gpu=gpu)
-        if (found := fitting(model, setting, other)) is not None:
+        if (found := fitting(holds, setting, other)) is not None:
             yield end("hardware", (gpu.id,), setting, found)
             break
 
@@ -283,9 +284,9 @@ def larger(gpu: GPU) -> list[GPU]:
     return sorted(some, key=lambda one: (one.id not in costs, costs.get(one.id, 0), usable(one)))
 
 
-def fitting(model: Model, setting: Setting, cluster: Cluster) -> Estimate | None:
-    job, strategy = setting
-    short = tried(lambda: shortfall(model, job, cluster, strategy))
+def fitting(holds: Holds, setting: Setting, cluster: Cluster) -> Estimate | None:
+    model, (job, strategy) = holds.model, setting
+    short = quick_shortfall(holds, setting, cluster)
     if short is None or short > 0:
         return None
     found = estimate(model, job, cluster, strategy)
@@ -319,6 +320,23 @@ def end(kind: str, names: tuple[str, ...], setting: Setting, found: Estimate) ->
     )
 
 
+def bound_shortfall(holds: Holds, setting: Setting, cluster: Cluster) -> int | None:
+    """Bytes that a job lacks by a lower bound on its live peak, at most 0 where the bound does not
+    decide; None where the job is refused."""
+    job, strategy = setting
+    most = int((usable(cluster.gpu) - context(cluster.gpu).low) / spread().high)  # live bytes
+    least = tried(lambda: holds.least(job, strategy, (job.batch, job.accumulate)))
+    return None if least is None else least - most
+
+
+def quick_shortfall(holds: Holds, setting: Setting, cluster: Cluster) -> int | None:
+    """The same, by the live peak itself where the bound does not decide."""
+    least = bound_shortfall(holds, setting, cluster)
+    if least is None or least > 0:
+        return least
+    return tried(lambda: shortfall(holds.model, setting.job, cluster, setting.strategy))
+
+
 class Weighed:
     """By how many bytes a job does not fit; None where it is refused. Every setting is computed
     once."""
@@ -327,9 +345,6 @@ class Weighed:
         self.model, self.cluster, self.holds = model, cluster, Holds(model)
         self.known: dict[Setting, int | None] = {}
         self.fitting: dict[Setting, bool] = {}
-        self.most = int(
-            (usable(cluster.gpu) - context(cluster.gpu).low) / spread().high
-        )  # live bytes; more do not fit for certain
 
     def answers(self, setting: Setting) -> bool:
         """Whether there is an answer, however large."""
@@ -364,16 +379,7 @@ class Weighed:
     def short(self, setting: Setting) -> int | None:
         """Of the live peak alone, or of a lower bound on it."""
         if setting not in self.known:
-            job, strategy = setting
-            least = (
-                tried(lambda: self.holds.least(job, strategy, (job.batch, job.accumulate)))
-                if job.training
-                else 0
-            )
-            found = None if least is None else least - self.most
-            if found is not None and found <= 0:
-                found = tried(lambda: shortfall(self.model, job, self.cluster, strategy))
-            self.known[setting] = found
+            self.known[setting] = quick_shortfall(self.holds, setting, self.cluster)
         return self.known[setting]
 
 

@@ -21,8 +21,9 @@ from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lower.walk_cache import remembering
 from memfit.model.modules import Model
-from memfit.plan.advice import Setting, hardware
-from memfit.plan.reverse import last
+from memfit.plan.advice import Setting, bound_shortfall, hardware
+from memfit.plan.memory_lower_bounds import Holds
+from memfit.plan.reverse import Points, last
 from memfit.strategy import DDP, FSDP, ONE, TP, Strategy
 
 CONTEXT: Annotated[int, setting("tokens of each user's context, where users are counted")] = 4096
@@ -262,6 +263,11 @@ class Look:
 
     def __init__(self, model: Model, cluster: Cluster, strategy: Strategy) -> None:
         self.model, self.cluster, self.strategy = model, cluster, strategy
+        self.holds = Holds(model)
+
+    def never(self, job: Job) -> bool:
+        """Whether a lower bound on the live peak says already that it does not fit."""
+        return (bound_shortfall(self.holds, Setting(job, self.strategy), self.cluster) or 0) > 0
 
     def short(self, job: Job) -> int:
         return shortfall(self.model, job, self.cluster, self.strategy)
@@ -285,7 +291,15 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
     if step == 0 and top < unit:
         unit, ends = 1, top
     start = min(ends, max(1, getattr(job, name) // unit))
-    found = last(lambda count: short(count * unit), ends, start)
+    if look.never(job.replace(**{name: unit})):
+        return 0
+    good: int = 0
+    known: Points = ()
+    if start > 1 and short(start * unit) > 0:  # even the smallest may not fit
+        if short(unit) > 0:
+            return 0
+        good, known = 1, ((1, short(unit)),)
+    found = last(lambda count: short(count * unit), ends, start, good, known)
     refused = found
     for _ in range(TRIES):
         if found < 1:
