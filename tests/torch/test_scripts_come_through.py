@@ -43,6 +43,8 @@ made += [
     small.to(gpu, torch.float32), small.to(gpu, torch.int32), (small > 1).to(gpu, torch.int32),
     there.to(made[0].device, torch.int32), (there != 2).to(gpu, torch.int32),
     there.to(device=gpu, dtype=torch.int32), there.new_tensor([1, 2]), made[1].new_tensor([1.0]),
+    torch.cumsum(there, 0).type_as(there), there.type_as(made[1]), made[1].type_as(there),
+    there.new(2, 3), torch.nn.utils.rnn.pad_sequence([there, there[:2]]),
 ]
 assert all(one.is_cuda for one in made), [one.device for one in made]
 assert not there.new_tensor([1], device="cpu").is_cuda

@@ -17,7 +17,7 @@ from typing import Any
 import torch._streambase
 
 import torch
-from memfit.trace import cuda, older_types
+from memfit.trace import by_example, cuda, older_types
 from memfit.trace.live import Live
 from memfit.trace.ops import collect
 
@@ -255,7 +255,14 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     ]
     if torch.version.cuda is None:
         found.append((torch.version, "cuda", CUDA_VERSION))
-    return found + accelerator(live) + tensor_methods() + recurrent() + older_types.patches()
+    return (
+        found
+        + accelerator(live)
+        + tensor_methods()
+        + recurrent()
+        + older_types.patches()
+        + by_example.patches()
+    )
 
 
 def recurrent() -> list[tuple[Any, str, Any]]:
@@ -363,12 +370,6 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
                 return true["numpy"](torch.zeros(self.shape, dtype=self.dtype))
         return true["numpy"](self, **given)
 
-    def new_tensor(self: torch.Tensor, data: Any, **given: Any) -> torch.Tensor:
-        """On the side of this tensor; the dispatcher sees only the data's."""
-        where = {"device": self.device, "dtype": self.dtype}
-        chosen = {key: one for key, one in given.items() if one is not None}
-        return torch.tensor(data, **{**where, **chosen})
-
     def tolist(self: torch.Tensor) -> Any:
         found = self.detach().to("cpu") if self.is_cuda else self.detach()
         return numpy(found).tolist() if found.is_meta else true["tolist"](found)
@@ -414,7 +415,6 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "cpu", cpu),
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__deepcopy__", copied),
-        (torch.Tensor, "new_tensor", new_tensor),
         (torch.Tensor, "tolist", tolist),
         (torch.Tensor, "__format__", formatted),
         (
