@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -47,8 +47,9 @@ from memfit.hardware import (
 )
 from memfit.job import Job, remarks
 from memfit.lazy_dataclass import dataclass
-from memfit.lower import distinct, lower, waits
+from memfit.lower import allocator_requests, distinct, lower, waits
 from memfit.lower.engines import foldable
+from memfit.lower.expand import Unclear
 from memfit.lower.host import Host, host, paged
 from memfit.lower.walk_cache import once
 from memfit.model.modules import Model
@@ -61,7 +62,7 @@ from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
 from memfit.simulate.pinned_memory import parked
-from memfit.simulate.replay import Replay, replay
+from memfit.simulate.replay import Replay, replay, reserved_peak
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
 from memfit.simulate.working import Alike
@@ -390,13 +391,27 @@ def _beyond(
     producer: Producer | None,
     precise: bool,
 ) -> int:
-    _, _, found = _simulated(model, job, place, producer, precise)
     (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
-    return (
-        _band(found, outside, None, _regime(job, place)).high - low
-        if precise
-        else found.allocated + outside.low - high
-    )
+    if precise:
+        held = _reserved(model, job, place, producer)
+        return _upper_end(held, outside, _regime(job, place)) - low
+    _, _, found = _simulated(model, job, place, producer, False)
+    return found.allocated + outside.low - high
+
+
+def _reserved(model: Model, job: Job, place: Place, producer: Producer | None) -> int:
+    """What the allocator holds at most; of formulas without their tape written out."""
+    found = None
+    if producer is None:
+        settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
+        total = _total(settings, None if place[0] is None else place[0].gpu)
+        with uncollected(), suppress(Unclear, NotImplementedError):
+            asked = allocator_requests(model, job, *place)
+            found = None if asked is None else reserved_peak(asked, settings, total=total)
+    if found is None:
+        found = _simulated(model, job, place, producer, True)[2].reserved
+        assert found is not None
+    return found
 
 
 def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> int:
@@ -544,10 +559,14 @@ def _band(found: Memory, outside: Span, limited: Replay | None, regime: Regime) 
     predicted = held + (outside.low + outside.high) // 2
     return Band(
         low=max(least, round(said.low * predicted)),
-        high=round(said.high * max(held, found.reserved)) + outside.high,
+        high=_upper_end(max(held, found.reserved), outside, regime),
         least=least,
         origin=f"{origin}; and the context's own range",
     )
+
+
+def _upper_end(reserved: int, outside: Span, regime: Regime) -> int:
+    return round(spread_of(regime).high * reserved) + outside.high
 
 
 def band_of_replayed(found: Estimate, memory: Memory) -> Band:

@@ -14,7 +14,7 @@ from memfit.estimate import estimate
 from memfit.model import catalog
 from memfit.model.families import families
 from memfit.plan.card import USES, Card, Shelf, Smallests, halved, supported_row
-from memfit.plan.reverse import largest_batch, longest_seq
+from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.report.card import highlights
 from memfit.report.card import text as card_text
 from memfit.verb_card import card, job_of, own_gpu
@@ -190,3 +190,17 @@ def test_where_nothing_fits_it_says_how_much_is_not_supported() -> None:
         "neither answering nor fine-tuning fits; 1 of 2 uses are not supported"
     ]
     assert list(highlights([], rows[1:])) == ["neither answering nor fine-tuning fits"]
+
+
+def test_the_end_of_a_line_is_found_without_both_of_its_neighbours() -> None:
+    tried: list[int] = []
+
+    def over(count: int) -> int:
+        tried.append(count)
+        return 7 * count - 71_000
+
+    assert last(over, 100_000, start=5_000) == 10_142
+    exact = len(tried)
+    tried.clear()
+    assert last(over, 100_000, start=5_000, share=8) == 10_142
+    assert len(tried) < exact

@@ -4,17 +4,19 @@ same moments."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import pytest
 
 import memfit.lower
-from memfit.estimate import estimate
-from memfit.hardware import parse_cluster
+from memfit.estimate import estimate, surplus
+from memfit.hardware import parse_cluster, usable
 from memfit.job import Job
-from memfit.lower import lower, walked, whole
-from memfit.lower.expand import expanded
+from memfit.lower import allocator_requests, lower, walked, whole
+from memfit.lower.expand import Unclear, expanded
+from memfit.lower.requests import FREED, Request
 from memfit.model.families import Family, build, families
 from memfit.model.modules import Model
 from memfit.program import BOTH, Ends
@@ -237,6 +239,28 @@ def written_out(model: Model, job: Job) -> tuple[Event, ...] | None:
     return expanded(events, spans, program.entries, model.path)
 
 
+def asked(model: Model, job: Job) -> list[Request]:
+    found = allocator_requests(model, job, None)
+    assert found is not None
+    return list(found)
+
+
+def requested(flat: Sequence[Event]) -> list[Request]:
+    """What a flat tape asks of the allocator."""
+    return [
+        (event.id, event.size, event.stream) if isinstance(event, Alloc) else (event.id, FREED, 0)
+        for event in flat
+        if isinstance(event, (Alloc, Free))
+    ]
+
+
+@pytest.mark.parametrize("options", [{"method": "qlora"}, {"alloc_conf": "max_split_size_mb:20"}])
+def test_what_does_not_fit_is_told_without_the_tape_written_out(options: dict[str, Any]) -> None:
+    model, job, cluster = build(LLAMA), Job(seq=128, **options), parse_cluster("rtx-4090")
+    found = estimate(model, job, cluster)
+    assert surplus(model, job, cluster) == found.band.high - usable(cluster.gpu)
+
+
 @pytest.mark.parametrize(
     "options",
     JOBS,
@@ -248,6 +272,7 @@ def test_a_compact_tape_written_out_is_the_walk_through_every_layer(
     model, job = build(LLAMA), Job(**{"seq": 128, **options})
     flat = written_out(model, job)
     assert flat is not None
+    assert asked(model, job) == requested(flat)
     assert numbered(flat) == numbered(whole(walked(model, job, ends=None)).events)
 
 
@@ -284,5 +309,8 @@ def test_every_family_is_written_out_as_it_is_walked(family: Family, task: str) 
             "gpt_oss",
             "inference",
         )  # its cache's windows are not alike in neighbours: layers are walked
+        with pytest.raises(Unclear):
+            asked(model, job)
         return
+    assert asked(model, job) == requested(flat)
     assert numbered(flat) == numbered(whole(walked(model, job, ends=None)).events)

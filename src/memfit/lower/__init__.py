@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -15,6 +15,7 @@ from memfit.lower.engines import distinct_ranks, foldable, passing, scripted, st
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.recorder import Recorder
+from memfit.lower.requests import Request, requests
 from memfit.lower.walk_cache import once
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
@@ -157,6 +158,19 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
         if flat is None
         else found._replace(events=cast("tuple[Event, ...]", flat), repeats=(), short=found)
     )
+
+
+def allocator_requests(
+    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE
+) -> Iterator[Request] | None:
+    """What the flat tape asks of the allocator, which is not written for it. None where identical
+    layers are walked one by one. Raises `Unclear` where only the tape tells."""
+    if not steady(strategy) or waits(job):
+        return None
+    found = whole(walked(model, job, cluster, strategy, BOTH))
+    if not found.repeats:
+        return None
+    return requests(found.events, found.repeats, found.program.entries, model.path)
 
 
 def whole(found: Walk | None) -> Walk:

@@ -30,6 +30,7 @@ CONTEXT: Annotated[int, setting("tokens of each user's context, where users are 
 NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
 MOST: Annotated[int, setting("users or sequences at once that are looked for at most")] = 4096
 UNIT: Annotated[int, setting("tokens of which a longest context is a multiple")] = 256
+SHARE: Annotated[int, setting("part of a length to which its live peak is followed")] = 8
 TRIES: Annotated[int, setting("precise estimates of what a line promises, at most")] = 6
 
 
@@ -299,7 +300,7 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
         if short(unit) > 0:
             return 0
         good, known = 1, ((1, short(unit)),)
-    found = last(lambda count: short(count * unit), ends, start, good, known)
+    found = last(lambda count: short(count * unit), ends, start, good, known, share=SHARE)
     refused = found
     for _ in range(TRIES):
         if found < 1:
@@ -308,10 +309,17 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
         if over <= 0:
             return found * unit
         refused = found
-        half = max(1, found // 2)
-        slope = (short(found * unit) - short(half * unit)) // max(1, found - half)
+        slope = rise(seen, found * unit) * unit
         found -= max(1, -(-over // slope) if slope > 0 else found // 8)
     return halved(lambda count: look.over(job.replace(**{name: count * unit})), refused) * unit
+
+
+def rise(seen: Mapping[int, int], value: int) -> int:
+    """Bytes for one more, by the two values seen that are nearest."""
+    near = sorted(seen, key=lambda one: abs(one - value))[:2]
+    if len(near) < 2:
+        return 0
+    return (seen[near[1]] - seen[near[0]]) // (near[1] - near[0])
 
 
 def halved(over: Callable[[int], int], refused: int) -> int:

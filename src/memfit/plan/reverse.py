@@ -303,14 +303,21 @@ Points = Sequence[tuple[int, int]]
 
 
 def last(
-    over: Callable[[int], int], top: int, start: int = 1, good: int = 0, known: Points = ()
+    over: Callable[[int], int],
+    top: int,
+    start: int = 1,
+    good: int = 0,
+    known: Points = (),
+    *,
+    share: int = 0,
 ) -> int:
     """The last of `good` … `top` at which `over` is not positive, as it is from there on; `good` is
     known to be one. `over` is taken for a line through the last two points: the next is where that
-    crosses zero, and a little beyond, so that the end is caught between two."""
+    crosses zero, and a little beyond, so that the end is caught between two. `share`: it is enough
+    to know the end to one part in so many, for which a line between two points stands."""
     bad, known = top + 1, list(known)
     at, slow = start, 0
-    while good + 1 < bad:
+    while good + 1 < bad and (good == 0 or bad > top or (bad - good) * share > good or not share):
         known.append((at, over(at)))
         before = bad - good
         good, bad = (at, bad) if known[-1][1] <= 0 else (good, at)
@@ -319,6 +326,9 @@ def last(
         slow = 0 if slow > 2 else slow
         margin = max(1, (bad - good) // 8) if known[-1][1] > 0 or bad <= top else 1
         at = good + margin if at <= good else bad - margin if at >= bad else at
+    if good + 1 < bad:
+        value = dict(known)
+        good += (bad - good) * -value[good] // (value[bad] - value[good])
     return good
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 
 from memfit.errors import TapeError
 from memfit.lazy_dataclass import dataclass
+from memfit.lower.requests import FREED, Request
 from memfit.simulate.allocator import Allocator, OutOfMemory, Segment
 from memfit.simulate.settings import Settings
 from memfit.tape import Alloc, Event, Free, Mark, Sync, Tape, Trim
@@ -104,6 +105,20 @@ def replay(
         retries=allocator.retries,
         oom=failure,
     )
+
+
+def reserved_peak(
+    requests: Iterable[Request], settings: Settings = PLAIN, *, total: int | None = None
+) -> int | None:
+    """The most that a fresh allocator holds; None where a request is larger than any device."""
+    allocator = Allocator(settings, total=total)
+    malloc, free = allocator.malloc, allocator.free
+    for id, size, stream in requests:
+        if size == FREED:
+            free(id)
+        elif malloc(id, size, stream) is not None:
+            return None
+    return allocator.peak_reserved
 
 
 def live_at(tape: Tape | Iterable[Event], index: int) -> tuple[int, ...]:
