@@ -49,7 +49,11 @@ class Storage:
         self.id, self.size, self.write = id, size, write
 
     def __del__(self) -> None:
-        self.write(tuple.__new__(Free, (self.id, ())))
+        try:
+            write = self.write
+        except AttributeError:  # Ctrl-C came before it had one
+            return
+        write(tuple.__new__(Free, (self.id, ())))
 
 
 class Bundle(Storage):
@@ -62,7 +66,7 @@ class Bundle(Storage):
         self.others = tuple(ids[1:])
 
     def __del__(self) -> None:
-        for id in self.others:
+        for id in getattr(self, "others", ()):
             self.write(tuple.__new__(Free, (id, ())))
         super().__del__()
 
@@ -98,7 +102,8 @@ class Elastic(Storage):
         self.id, block.write = block.id, lambda event: None
 
     def __del__(self) -> None:
-        self.drop()
+        if hasattr(self, "write"):
+            self.drop()
 
 
 class Tensor:
