@@ -38,7 +38,11 @@ class DDP(Layout):
         False, "`gradient_as_bucket_view`: gradients are views of the buckets", tries=(False, True)
     )
     static_graph: bool = option(False, "`static_graph`")
-    find_unused: bool = option(False, "`find_unused_parameters`")
+    find_unused: str = option(
+        "auto",
+        "`find_unused_parameters`; auto means as the framework sets it",
+        choices=("auto", "yes", "no"),
+    )
     distributed: bool = option(
         False,
         (

@@ -98,7 +98,7 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
                 )
             )
             continue
-        value = from_text(text.strip(), str(fields[key].type))
+        value = setting_from(fields[key], text.strip())
         wrong = [
             dataclasses.replace(problem, where=where)
             for problem in field_problems(fields[key], value)
@@ -115,6 +115,14 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
         if not wrong:
             good[key] = value
     return kind(**good)
+
+
+def setting_from(one: dataclasses.Field[Any], text: str) -> Any:
+    """A setting's text as its type; a switch with a third choice also takes `true`, `off` …"""
+    if "yes" in one.metadata.get("choices", ()):
+        switch = from_text(text, "bool")
+        return text if isinstance(switch, str) else "yes" if switch else "no"
+    return from_text(text, str(one.type))
 
 
 # Of DeepSpeed's section `activation_checkpointing` (deepspeed 0.19.8

@@ -33,7 +33,15 @@ LLAMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("use", ["ddp=2,find_unused=yes", "ddp=2,static_graph=yes"])
 @pytest.mark.parametrize(
-    "job", [{}, {"method": "lora", "keep_outputs": True}, {"evaluate": True}], ids=str
+    "job",
+    [
+        {},
+        {"method": "lora", "keep_outputs": True},
+        {"evaluate": True},
+        {"precision": "autocast-bf16", "keep_outputs": True},
+        {"framework": "trl", "loss": "plain", "precision": "autocast-bf16"},
+    ],
+    ids=str,
 )
 def test_outputs_that_ddp_copies(use: str, job: dict[str, Any]) -> None:
     """Logits that count for most of what is held, in fp32: every phase's peak, not only the

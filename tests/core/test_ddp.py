@@ -14,6 +14,7 @@ from memfit.parallel.ddp.engine import CAP, FIRST, MIB, Item, bucket_sizes
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, Strategy
 from memfit.tape import Alloc, Free, Tape, check
+from memfit.uses import strategy_from
 
 CONFIG = {
     "model_type": "llama",
@@ -52,7 +53,7 @@ def buckets(tape: Tape) -> list[list[int]]:
         DDP(size=8),
         DDP(size=8, bucket_view=True),
         DDP(size=8, static_graph=True),
-        DDP(size=8, find_unused=True, bucket_mb=1),
+        DDP(size=8, find_unused="yes", bucket_mb=1),
     ],
 )
 def test_every_gradient_has_its_place_in_a_bucket(model: Model, ddp: DDP) -> None:
@@ -117,7 +118,7 @@ def test_buckets_close_when_they_are_full() -> None:
     [
         (DDP(size=8, static_graph=True), {"accumulate": 2}, "a static graph's first backward"),
         (
-            DDP(size=8, find_unused=True),
+            DDP(size=8, find_unused="yes"),
             {"checkpointing": "full", "reentrant": True},
             "ready twice",
         ),
@@ -128,6 +129,35 @@ def test_what_torch_stops_at_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         lower(model, Job(**options), Strategy(ddp=ddp))
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [
+        ({"framework": "trl", "checkpointing": "none"}, "yes"),
+        ({"framework": "trl", "checkpointing": "full"}, "no"),
+        ({"framework": "trl", "checkpointing": "full", "method": "lora"}, "yes"),
+        ({"framework": "transformers"}, "no"),
+    ],
+)
+def test_the_trainer_says_whether_ddp_looks_for_unused_parameters(
+    model: Model, options: dict[str, Any], looks: str
+) -> None:
+    """transformers 5.23 trainer.py _build_accelerator_args; a loop by hand has torch's default."""
+    job = Job(seq=64, **options)
+    by_default, said, other = (
+        lower(model, job, strategy_from([f"ddp=8{setting}"], None))
+        for setting in ("", f",find_unused={looks}", f",find-unused={looks != 'yes'}")
+    )
+    assert by_default.events == said.events != other.events
+
+
+def test_reentrant_checkpoints_fail_where_the_trainer_looks(model: Model) -> None:
+    job = Job(seq=64, framework="trl", method="lora", checkpointing="full", reentrant=True)
+    with pytest.raises(InputError, match="ready twice") as bad:
+        lower(model, job, Strategy(ddp=DDP(size=8)))
+    assert "find_unused=no" in bad.value.problems[0].hint
+    lower(model, job, strategy_from(["ddp=8,find_unused=off"], None))
 
 
 def test_a_bucket_is_full_at_one_mebibyte_and_then_at_25() -> None:

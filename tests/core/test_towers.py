@@ -160,14 +160,18 @@ def test_ddp_runs_where_adapters_are_in_the_language_model_alone() -> None:
 
 
 def test_trls_trainer_looks_for_unused_parameters_itself() -> None:
-    """With adapters or without checkpointing: the usual LoRA of a model that sees is answered."""
+    """With adapters or without checkpointing, and from 1.16 on wherever a model sees."""
     model, layout = build(example("llava")), strategy_from(["ddp=2"], None)
     lora = Job(seq=64, framework="trl", method="lora", targets="all-linear", checkpointing="full")
     estimate(model, lora, strategy=layout)
     full = Job(seq=64, framework="trl", checkpointing="none")
     estimate(model, full, strategy=layout)
+    again = full.replace(checkpointing="full")
+    estimate(model, again, strategy=layout)
     with pytest.raises(InputError, match="fails at the second step"):
-        estimate(model, full.replace(checkpointing="full"), strategy=layout)
+        estimate(model, again.replace(versions="trl=1.10"), strategy=layout)
+    with pytest.raises(InputError, match="fails at the second step"):
+        estimate(model, again.replace(reentrant=True), strategy=layout)
 
 
 def test_its_head_is_one_that_sees() -> None:

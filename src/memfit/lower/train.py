@@ -243,9 +243,11 @@ def forward_loss(
     with r.hooked(None if hooks is not None and hooks.model_only else hooks):
         loss = run_loss(hidden(body, ids, ctx, step, hooks), labels, body.model, body.ends, ctx)
     loss = body.engine.after(ROOT, loss)
-    body.engine.handed(ctx.returned)
     leave_autocast(ctx)
     wide = in_fp32(ctx, step)
+    if wide:
+        ctx.returned.clear()
+    body.engine.handed(wide[0][1] if wide else ctx.returned)
     if program.job.keep_outputs and training:
         kept = ctx.returned[:] if not wide else [one for _, some in wide for one in some]
         kept += ctx.caches

@@ -19,6 +19,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.libraries.trl import check as own_heads
 from memfit.model.equivalents import converted
+from memfit.parallel.ddp import settings as ddp_settings
 from memfit.parallel.fsdp2.check import resolved
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
@@ -103,6 +104,12 @@ class Options:
     perform: Callable[..., None] | None = None  # in place of the job's own loop
 
 
+def replicated(strategy: Strategy, job: Job, model: Any) -> Strategy:
+    """What DDP's and DeepSpeed's settings become with this model."""
+    tower = hasattr(model.config, "vision_config")
+    return ddp_settings.resolved(zero.resolved(strategy, model), job, tower=tower)
+
+
 def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     """Trace `job` on the model of `config`."""
     import transformers
@@ -131,7 +138,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     with quiet(), flash_attn.installed(job.attention):
         with failing():
             kind, model = built(config, job, options)
-        options = dataclasses.replace(options, strategy=zero.resolved(options.strategy, model))
+        options = dataclasses.replace(options, strategy=replicated(options.strategy, job, model))
         recorder = (options.recorder or recorder_of(options.strategy, job))(device, job.router_skew)
         recorder.sends = options.sends
         if options.watch is not None:

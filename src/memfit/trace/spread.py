@@ -94,7 +94,7 @@ class Spread:
             bucket_cap_mb=ddp.bucket_mb or None,
             gradient_as_bucket_view=ddp.bucket_view,
             static_graph=ddp.static_graph,
-            find_unused_parameters=ddp.find_unused,
+            find_unused_parameters=ddp.find_unused == "yes",
         )
 
     @contextlib.contextmanager

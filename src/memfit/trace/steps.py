@@ -103,7 +103,11 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     begin(model, job)
     around = activation_offload.stood(recorder, model, job)
     wrapped = options.spread.wrapped(model)
-    forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
+    if wrapped is model:
+        mixed = prepare.mixed(model, job, recorder.device.type)
+    else:  # accelerate 1.15 accelerator.py prepare_model: DDP copies outputs that are fp32 already
+        mixed, model.forward = wrapped, prepare.mixed(model.forward, job, recorder.device.type)
+    forward = trl.called(mixed, job, plan.kind)
     name_gradients(recorder, model, job)
     optimizer, paths = options.optimizer(model, job), paths_of(model)
     states(recorder, optimizer, paths)

@@ -66,7 +66,7 @@ class DDP(Engine):
             for name in sorted(bound.buffers)
         ]
         self.others = [item(one) for one in unfolded(self.program, held)]
-        capped = self.layout.find_unused and not self.layout.static_graph
+        capped = self.looks
         sizes: list[int] = []
         adapters = [one for one in body.ends.idle if one.name.endswith((".lora_A", ".lora_B"))]
         idle = {id(one) for one in (*body.idle, *adapters)}
@@ -83,6 +83,11 @@ class DDP(Engine):
         self.make(sizes)
         if capped:  # which parameters were used
             self.map = r.tensor((len(self.items),), INT32, "used_map", "communication")
+
+    @property
+    def looks(self) -> bool:
+        """For parameters without a gradient, after every forward."""
+        return self.layout.find_unused == "yes" and not self.layout.static_graph
 
     def wrapped(self, body: Body) -> list[list[Unit]]:
         """The units that a DDP stands around: all, or those of a pipeline's stage."""
@@ -121,12 +126,7 @@ class DDP(Engine):
     def before(self, name: str, x: Tensor) -> Tensor:
         if name != ROOT:
             return x
-        if (
-            self.order
-            and not self.rebuilt
-            and self.r.grad
-            and not (self.layout.find_unused and not self.layout.static_graph)
-        ):
+        if self.order and not self.rebuilt and self.r.grad and not self.looks:
             self.rebuilt = True
             self.make(bucket_sizes(unfolded(self.program, self.order + self.unused), self.caps))
         if self.r.grad and self.last and self.others:
@@ -136,7 +136,7 @@ class DDP(Engine):
     def handed(self, outputs: list[Tensor]) -> None:
         """Copies of all (`_DDPSink`), with `find_unused` and in the first forward of a static
         graph."""
-        wanted = not self.order if self.layout.static_graph else self.layout.find_unused
+        wanted = not self.order if self.layout.static_graph else self.looks
         if not wanted:
             return
         copies = [self.r.tensor(one.shape, one.format, "clone", "logits") for one in outputs]
