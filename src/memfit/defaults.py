@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.heads import heads_of, usual_head
+from memfit.model.heads import heads_of, label_head, usual_head
 
 ADAPTER_OPTIONS = ("rank", "alpha", "rslora", "targets", "dropout", "adapter_dtype")
 HALF = "{half}"  # in a row: bf16, or fp16 on GPUs without it
@@ -27,11 +27,13 @@ class Implied(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The defaults from version `since` on: of every method, and what differs for some."""
+    """The defaults from version `since` on: of every method, and what differs for some.
+    `as_stored`: a model in 16 bits is loaded, and trained, in those."""
 
     since: tuple[int, int]
     values: Mapping[str, Any]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    as_stored: bool = False
     cite: str
 
 
@@ -61,6 +63,7 @@ SFT = {
     "precision": f"{HALF}-autocast",
 }
 WHOLE = {"full": {"precision": f"autocast-{HALF}"}, "freeze": {"precision": f"autocast-{HALF}"}}
+PADDED = {"batch": 8, "packing": False, "clip": 1.0, "precision": "fp32"}
 # The tokenizers of BERT, RoBERTa and T5 cut there (transformers 5.23 documentation, guides to
 # text and token classification: `truncation=True`).
 TOKENS = 512
@@ -108,10 +111,17 @@ TRAINERS: Mapping[str, Trainer] = {
         framework="transformers",
         rows=(
             Row(
-                since=(0, 0),
-                values={"batch": 8, "packing": False, "clip": 1.0, "precision": "fp32"},
+                since=(5, 0),
+                values=PADDED,
+                as_stored=True,
                 cite="transformers 5.23 training_args.py per_device_train_batch_size, "
-                "max_grad_norm, bf16, fp16; data_collator.py DataCollatorWithPadding",
+                "max_grad_norm, bf16, fp16; data_collator.py DataCollatorWithPadding; "
+                "modeling_utils.py from_pretrained `dtype`",
+            ),
+            Row(
+                since=(0, 0),
+                values=PADDED,
+                cite="transformers 4.57 training_args.py, modeling_utils.py from_pretrained",
             ),
         ),
     ),
@@ -127,7 +137,7 @@ def assumed(
     """The options that nobody named, as the trainer has them: empty where no trainer is assumed.
     `config` is the model's, `half` the 16-bit format of the GPU."""
     task = str(values.get("task", "finetune"))
-    found = of_encoder(values, config, task)
+    found = of_encoder(values, config, task) or of_labels(values, config, task)
     if task != "finetune":
         return found
     method = implied_method(values)
@@ -147,7 +157,8 @@ def assumed(
     if trainer is None:
         return {name: value for name, value in found.items() if name != "framework"}
     versions = known_versions(values)
-    usual = usual_values(trainer, versions, str(values.get("method", Job.method)), half)
+    trained = str(values.get("method", Job.method))
+    usual = usual_values(trainer, versions, trained, half, stored_in(config))
     return found | {option: value for option, value in usual.items() if option not in values}
 
 
@@ -215,10 +226,35 @@ def of_encoder(values: Mapping[str, Any], config: Mapping[str, Any], task: str) 
     return found
 
 
-def usual_values(trainer: Trainer, versions: Job, method: str, half: str) -> dict[str, Any]:
-    """What a trainer of these versions does with each option for a method."""
+def of_labels(values: Mapping[str, Any], config: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """The head that a question about a decoder with labels means; empty for one with words."""
+    head = label_head(config, str(values.get("head", "auto")))
+    if not head:
+        return {}
+    found: dict[str, Any] = {"head": head} if str(values.get("head", "auto")) == "auto" else {}
+    if task == "inference" and "new_tokens" not in values:
+        found["new_tokens"] = 0
+    return found
+
+
+def stored_in(config: Mapping[str, Any]) -> str:
+    """The 16-bit format of a checkpoint's weights; empty for others."""
+    inner = config.get("text_config")
+    places = [config, inner] if isinstance(inner, Mapping) else [config]
+    given = (place.get(key) for place in places for key in ("dtype", "torch_dtype"))
+    named = next((one for one in given if isinstance(one, str)), "")
+    return {"bfloat16": "bf16", "float16": "fp16"}.get(named, "")
+
+
+def usual_values(
+    trainer: Trainer, versions: Job, method: str, half: str, stored: str = ""
+) -> dict[str, Any]:
+    """What a trainer of these versions does with each option for a method; `stored` is the 16-bit
+    format of the checkpoint, if it has one."""
     row = next(one for one in trainer.rows if versions.version(trainer.library) >= one.since)
     usual = {**row.values, **row.methods.get(method, {})}
+    if row.as_stored and stored:
+        usual["precision"] = stored
     if versions.version("torch") >= FUSED:
         usual["optimizer"] = "adamw_fused"
     return {
@@ -254,7 +290,7 @@ def suits(
     if not (layouts <= trainer.layouts and str(values.get("head", "auto")) in trainer.heads):
         return False
     if not trainer.classes:
-        return bool(heads_of(config))
+        return bool(heads_of(config) or label_head(config, str(values.get("head", "auto"))))
     if trainer.fails & set(map(str, named)):
         return False
     return config.get("is_encoder_decoder") is not True and (

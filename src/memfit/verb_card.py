@@ -71,7 +71,7 @@ def card(
         some = [one for name in names or WELL_KNOWN for one in built(name)]
         return cards.shelf(some, cluster, job_of, served)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
-    encoder = bool(heads_of(found.config))
+    encoder = bool(heads_of(found.config)) or found.labelled is not None
     if not found.layers or encoder:
         why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
         why = "a card is about models that generate text" if found.layers else why

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memfit import spellings
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
-from memfit.model.heads import heads_of, with_head
+from memfit.model.heads import heads_of, label_head, with_head
 from memfit.uses import strategy_from
 from memfit.verb_defaults import FIRST, with_defaults
 from memfit.verb_run import planned_over_lengths
@@ -62,12 +62,14 @@ NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 
 
 def headed(model: Model | None, job: Job, serving: bool, problems: list[Problem]) -> Model | None:
-    """The model with the job's head. Plans for inference are about tokens a second, which a model
-    with an encoder does not have."""
-    if serving and model is not None and heads_of(model.config):
+    """The model with the job's head. Plans for inference are about tokens a second, which models
+    with an encoder or with labels do not have."""
+    labelled = model is not None and bool(label_head(model.config, job.head))
+    if serving and model is not None and (heads_of(model.config) or labelled):
+        what = "with a head of labels" if labelled else "with an encoder"
         problems.append(
             Problem(
-                message="not supported yet: plans for the inference of models with an encoder",
+                message=f"not supported yet: plans for the inference of models {what}",
                 where="task",
                 hint="`memfit estimate MODEL --task inference --largest-batch` says how much fits",
             )

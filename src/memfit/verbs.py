@@ -148,7 +148,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
     job = job_of({**usual, **named}, problems)
     job, run = run_of(ask, job, strategy, subject, problems)
-    if built is not None and built.graphs is not None:
+    if built is not None and built.layers:
         built = with_head(built, job.head, job.labels)
     problems += [one for one in later if one not in problems]
     layout: Problem | None = None

@@ -1,4 +1,5 @@
-"""Questions about encoders as people ask them: which head, how many labels, whose defaults."""
+"""Questions about encoders and classifiers as people ask them: which head, how many labels, whose
+defaults."""
 
 from __future__ import annotations
 
@@ -174,3 +175,85 @@ def test_configs_that_no_graph_answers_are_refused(
 def test_t5_has_no_last_position() -> None:
     found = estimate_of(build(example("t5", n_positions=128)), Job(seq=256))
     assert not [one for one in found.problems if "positions" in one.message]
+
+
+LLAMA = "llama-3.2-1b"
+TRUNK = 1_235_814_400  # transformers' LlamaModel of this config
+
+
+def classifier(name: str = "LlamaForSequenceClassification", **changes: Any) -> dict[str, Any]:
+    return example("llama", architectures=[name], **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "head"),
+    [
+        ({"head": "classification"}, 2 * 2048),
+        ({"head": "classification", "labels": 1}, 2048),
+        ({"head": "token-classification", "labels": 9}, 9 * 2049),
+        ({"head": "question-answering"}, 2 * 2049),
+    ],
+)
+def test_a_decoder_has_a_head_of_labels_in_place_of_words(
+    options: dict[str, Any], head: int
+) -> None:
+    found = estimate(LLAMA, gpu="a100", **options)
+    assert found.source == "formula"
+    assert found.parameters.total == TRUNK + head
+
+
+def test_a_config_that_names_a_classifier_is_no_language_model() -> None:
+    config = classifier(num_labels=5)
+    found = estimate(config, gpu="t4", by="formula")
+    assert (found.job.head, found.job.framework) == ("classification", "transformers")
+    assert (found.job.precision, found.job.packing) == ("bf16", False)
+    words = estimate(example("llama"), gpu="t4", by="formula")
+    assert words.parameters.total - found.parameters.total == (512 - 5) * 64
+    again = estimate(config, gpu="t4", by="formula", head="causal-lm")
+    assert again.parameters.total == words.parameters.total
+
+
+def test_before_transformers_5_a_classifier_is_loaded_in_fp32() -> None:
+    found = estimate(classifier(), gpu="t4", versions="transformers=4.57")
+    assert found.job.precision == "fp32"
+
+
+def test_adapters_leave_the_classifier_of_a_decoder_trained_whole() -> None:
+    asked = {"gpu": "t4", "method": "lora", "rank": 8, "targets": "q_proj"}
+    found = estimate(classifier(num_labels=3), **asked)
+    assert found.parameters.trainable == 3 * 8 * (64 + 64) + 3 * 64
+
+
+def test_a_classifier_answers_with_one_pass() -> None:
+    found = memfit.estimate(classifier(), gpu="t4", task="inference", by="formula")
+    assert found.job.new_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"framework": "trl"}, "does not train a head of kind `classification`"),
+        ({"loss": "liger"}, "has its own loss"),
+        ({"gpus": "2xa100", "use": "tp=2", "by": "formula"}, "`tp` with a head of kind"),
+        ({"head": "token-classification", "method": "lora"}, "when `all-linear` adds an adapter"),
+    ],
+)
+def test_what_no_classifier_runs_with_is_refused(options: dict[str, Any], message: str) -> None:
+    asked = {"gpu": "a100"} if "gpus" not in options else {}
+    with pytest.raises(InputError, match=message):
+        estimate(classifier(), **asked, **options)
+
+
+@pytest.mark.parametrize("name", ["LlamaForRewardModel", "LlamaForMultipleChoice"])
+def test_another_head_is_not_answered_as_words(name: str) -> None:
+    with pytest.raises(InputError, match=f"no formula for the class `{name}`") as bad:
+        estimate(classifier(name), gpu="t4", by="formula")
+    assert "`causal-lm`, `classification`" in bad.value.problems[0].hint
+    estimate(classifier(name), gpu="t4", by="formula", head="causal-lm")
+
+
+def test_a_card_and_a_plan_of_a_classifier(capsys: pytest.CaptureFixture[str]) -> None:
+    found = memfit.plan(classifier(), gpus="1xt4", method="full")
+    assert found.rows[0].estimate.job.head == "classification"
+    with pytest.raises(InputError, match="models with a head of labels"):
+        memfit.plan(classifier(), gpus="1xt4", task="inference")

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from memfit.lower import captured, versions
+from memfit.lower import captured, label_heads, versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS, choices
@@ -50,6 +50,8 @@ def programs_of(program: Program) -> Programs:
             programs = import_module(one.module).overlay(programs, program)
     if own is None and program.model.graphs is not None:
         programs = captured.programs(programs, program.model)
+    if program.model.labelled is not None:
+        programs = label_heads.programs(programs, program.model)
     if own is None and versions.alone(program):
         programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))
     return programs

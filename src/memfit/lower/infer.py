@@ -86,14 +86,22 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
 
 
 def once(program: Program, body: Body) -> tuple[object, ...]:
-    """One forward pass of a model that generates nothing; its results are there when it ends."""
-    r, job = body.r, program.job
-    assert body.programs.batch is not None
-    inputs = body.programs.batch(r, program, Dim(job.batch, "B"), job.seq)
+    """One forward pass of a model that generates nothing; its results are there when it ends. A
+    decoder with a head of labels returns a cache beside them."""
+    r, job, programs = body.r, program.job, body.programs
+    assert programs.batch is not None
+    inputs = programs.batch(r, program, Dim(job.batch, "B"), job.seq)
     r.mark("prefill")
-    ctx = context(r, program, body.programs, (job.batch, job.seq), keys=job.seq, training=False)
+    caches = programs.scores is not None and job.cache != "none"
+    cache = Cache(kind=versions.growing(program)) if caches else None
+    ctx = context(
+        r, program, programs, (job.batch, job.seq), keys=job.seq, training=False, cache=cache
+    )
     ctx.inputs = inputs
-    return inputs, body.forward(inputs[0], ctx, 0), ctx.returned
+    hidden = body.forward(inputs[0], ctx, 0)
+    if programs.scores is not None:
+        hidden = programs.scores(hidden, body.model, body.ends, ctx)
+    return inputs, hidden, cache, ctx.returned
 
 
 def counted(r: Recorder, said: Said, length: int) -> Tensor:

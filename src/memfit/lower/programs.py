@@ -27,6 +27,7 @@ Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
 Whole: TypeAlias = "Callable[[Tensor, Layer, Bound, Context], Tensor]"
 Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
+Scores: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = (
     "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
 )
@@ -78,6 +79,7 @@ class Programs:
     start: Start | None = None
     middle: Middle | None = None  # from the last layer of a list to the first of the next one
     batch: Batch | None = None  # what a model that reads more than token ids is given
+    scores: Scores | None = None  # of a head of labels, from the last hidden state
     own_head: bool = False  # it reads the last hidden state before the model casts it
     buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,
     layer_buffers: Buffers | None = None  # and in each layer

@@ -1,5 +1,4 @@
-"""Which head an encoder, or an encoder with a decoder, is used with: its class in transformers, its
-number of labels."""
+"""Which head a model is used with: its class in transformers, its number of labels."""
 
 from __future__ import annotations
 
@@ -8,59 +7,46 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.model.classes import CLASSES, named_head, unknown_class
+from memfit.model.config import Fields
 from memfit.model.equivalents import converted
-from memfit.model.families import build, find
+from memfit.model.families import Family, build, find
+from memfit.model.label_heads import LABELLED, with_labels
 from memfit.model.modules import Model
 
-# Ends of the names of transformers' classes, and the head that each has.
-CLASSES = {
-    "ForSequenceClassification": "classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "masked-lm",
-    "ForConditionalGeneration": "seq2seq-lm",
-}
-OLD = {"WithLMHeadModel": "seq2seq-lm"}  # T5's name before transformers 3
-BARE = ("Model", "ForPreTraining")  # of checkpoints that any head is put on
-OTHERS = ("EncoderModel", "HeadModel", "HeadsModel")
-LABELLED = ("classification", "token-classification")
 BASE = "masked-lm"  # what checkpoints are pre-trained with, and published as
 
 
-def heads_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The heads that formulas know for this type of model, the usual one for training first; none
-    for a language model."""
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """The family that a config belongs to, where formulas know it."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
-        return ()
+        return None
     try:
-        return find(str(converted(config)["model_type"])).heads
+        return find(str(converted(config)["model_type"]))
     except InputError:
-        return ()
+        return None
 
 
-def named_head(config: Mapping[str, Any], heads: tuple[str, ...]) -> str:
-    """The head that the config's `architectures` name; empty where they name none of these."""
-    for name in classes_of(config):
-        for end, head in (CLASSES | OLD).items():
-            if name.endswith(end) and head in heads:
-                return head
-    return ""
+def heads_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The heads that formulas know for this encoder, the usual one for training first; none for a
+    decoder."""
+    known = family_of(config)
+    return () if known is None else known.heads
 
 
-def classes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The classes that `architectures` name."""
-    given = config.get("architectures")
-    return tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
+def label_heads_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The heads of labels that formulas know for this decoder."""
+    known = family_of(config)
+    return () if known is None else tuple(row.head for row in known.label_heads)
 
 
-def unknown_class(config: Mapping[str, Any], heads: tuple[str, ...]) -> str:
-    """A class that `architectures` name and that is no bare model, where none has one of these
-    heads."""
-    if named_head(config, heads):
-        return ""
-    bare = [one for one in classes_of(config) if one.endswith(BARE) and not one.endswith(OTHERS)]
-    return next((one for one in classes_of(config) if one not in bare), "")
+def label_head(config: Mapping[str, Any], head: str) -> str:
+    """The head of labels that a question about a decoder means; empty where it means none."""
+    heads = label_heads_of(config)
+    if head == "auto":
+        return named_head(config, heads)
+    return head if head in heads else ""
 
 
 def usual_head(config: Mapping[str, Any], heads: tuple[str, ...], task: str) -> str:
@@ -78,8 +64,10 @@ def usual_head(config: Mapping[str, Any], heads: tuple[str, ...], task: str) -> 
 
 def with_head(model: Model, head: str, labels: int) -> Model:
     """The model with another head, or another number of labels."""
+    if not model.encodes:
+        return decoder_with_head(model, head, labels)
     heads = heads_of(model.config)
-    if model.graphs is None or not heads or (head in ("auto", model.graphs.head) and not labels):
+    if not heads or (head in ("auto", model.graphs.head) and not labels):
         return model
     config = dict(model.config)
     if head in heads:
@@ -91,4 +79,30 @@ def with_head(model: Model, head: str, labels: int) -> Model:
     return replace(build(config, name=model.name, origin=model.origin), config=model.config)
 
 
-__all__ = ["CLASSES", "LABELLED", "heads_of", "named_head", "usual_head", "with_head"]
+def decoder_with_head(model: Model, head: str, labels: int) -> Model:
+    """A decoder with a head of labels, or with that of words again. Blocks of a quantized file are
+    those of the head that it has."""
+    own = "auto" if model.labelled is None else model.labelled.task
+    if (head in ("auto", own) and not labels) or model.stored:
+        return model
+    named = label_head(model.config, own if head == "auto" else head)
+    if model.labelled is not None and head not in ("auto", own):
+        bare = {key: one for key, one in model.config.items() if key != "architectures"}
+        model = replace(build(bare, name=model.name, origin=model.origin), config=model.config)
+    known = family_of(model.config)
+    row = next((one for one in known.label_heads if one.head == named), None) if known else None
+    if row is None:
+        return model
+    return with_labels(model, row, Fields(converted(model.config)), labels)
+
+
+__all__ = [
+    "CLASSES",
+    "LABELLED",
+    "heads_of",
+    "label_head",
+    "label_heads_of",
+    "named_head",
+    "usual_head",
+    "with_head",
+]

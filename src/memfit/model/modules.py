@@ -421,6 +421,16 @@ class Layer(Module):
         return iter(self.products)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelHead:
+    """What is around the linear layer that labels tokens or sequences: `task` as in `job.head`, the
+    rate of the dropout before it, and whether the loss is of fp32 logits."""
+
+    task: str
+    dropout: float = 0.0
+    wide: bool = False
+
+
 class Stored(NamedTuple):
     """A tensor as a file keeps it: its layer (−1 for the ends), its name there, its bytes."""
 
@@ -459,6 +469,7 @@ class Model:
     ] = ()
     both_ways: bool = False  # tokens see those behind them: a mask is never left out
     heads: tuple[str, ...] = ("causal-lm",)  # of the classes that this is; as in `job.head`
+    labelled: LabelHead | None = None  # its head gives labels, and no words
     own_positions: bool = False  # of each sequence, in three directions: tables have rows for all
     # its code fills a key/value cache while training, too: a config inside the config says so
     caching: bool = False

@@ -260,7 +260,9 @@ class Holds:
         if job.activation_offload != "none":
             layers = 0
         logits = (
-            4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
+            4 * self.model.head.outputs
+            if job.loss == "plain" and job.hugging and not job.unsloth
+            else 0
         )
         if (
             strategy.size("split") > 1
@@ -299,7 +301,7 @@ class Holds:
             else 0
         )
         logits = (
-            4 * batch * job.seq * self.model.vocab // strategy.size("tp")
+            4 * batch * job.seq * self.model.head.outputs // strategy.size("tp")
             if job.loss == "plain" and job.hugging
             else 0
         )

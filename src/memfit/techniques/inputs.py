@@ -1,18 +1,17 @@
-"""What goes into a model: so far the formulas know text for a language model's head."""
+"""What goes into a model, and which head it has: formulas know text, and heads of words and of
+labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from memfit.errors import Problem
-from memfit.job import Job
-from memfit.model.heads import LABELLED
+from memfit.model.classes import wordless_class
+from memfit.model.heads import LABELLED, label_heads_of
 from memfit.program import Program
 from memfit.techniques.base import TRACE, Technique
 
-
-def wanted(job: Job) -> bool:
-    return bool(job.images or job.target_seq or job.labels) or job.head != "auto"
+LAYOUTS = ("ddp", "fsdp", "zero")  # that look at no head
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -24,6 +23,7 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if program.model.encodes:
         return  # its graphs say which heads they have
+    yield from of_labels(program)
     if job.images:
         yield Problem(message="not supported yet: images", where="job.images", hint=TRACE)
     if job.target_seq:
@@ -35,18 +35,52 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
+def of_labels(program: Program) -> Iterator[Problem]:
+    """What a decoder with a head of labels is not run with, and a class with another head than
+    there are formulas for."""
+    job, model = program.job, program.model
+    unknown = wordless_class(model.config)
+    if model.labelled is None and unknown and job.head == "auto":
+        message = f"no formula for the class `{unknown[:60]}`"
+        hint = "choose a class with `--head`: " + ", ".join(
+            f"`{one}`" for one in (*model.heads, *label_heads_of(model.config))
+        )
+        yield Problem(message=message, where="config.architectures", hint=hint)
+    if model.labelled is None:
+        return
+    task = model.labelled.task
+    if job.framework != "transformers":
+        message = f"`--framework {job.framework}` does not train a head of kind `{task}`"
+        hint = "use `--framework transformers`"
+        yield Problem(message=message, where="job.framework", hint=hint)
+    if job.loss != "plain":
+        message = f"a head of kind `{task}` has its own loss"
+        yield Problem(message=message, where="job.loss", hint="use `--loss plain`, or remove it")
+    if job.unsloth:
+        message = f"not supported yet: Unsloth with a head of kind `{task}`"
+        yield Problem(message=message, where="job.unsloth", hint=TRACE)
+    for name, layout in program.strategy.uses():
+        if layout.size > 1 and name not in LAYOUTS:
+            message = f"not supported yet: `{name}` with a head of kind `{task}`"
+            yield Problem(message=message, where=f"use {name}", hint=TRACE)
+
+
 def head_of(program: Program) -> str:
     """The head that runs."""
     graphs, head = program.model.graphs, program.job.head
-    known: str = graphs.head if program.model.encodes else "causal-lm" if head == "auto" else head
-    return known
+    if program.model.encodes:
+        known: str = graphs.head
+        return known
+    if program.model.labelled is not None:
+        return program.model.labelled.task
+    return "causal-lm" if head == "auto" else head
 
 
 TECHNIQUE = Technique(
     name="inputs",
     order=10,
     cite="transformers 5.23 models/auto",
-    wanted=wanted,
+    wanted=lambda job: True,
     apply=lambda program: program,
     check=check,
 )

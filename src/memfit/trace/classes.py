@@ -9,6 +9,7 @@ import transformers
 
 from memfit.errors import InputError
 from memfit.job import HEADS
+from memfit.model.classes import wordless_class
 
 # The classes that build each kind of model; older versions of transformers lack some.
 BUILDERS: dict[str, tuple[str, ...]] = {
@@ -45,6 +46,13 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
         for kind, found in known.items():
             if wanted in names(found, config):
                 return kind, found
+    other = wordless_class({"architectures": list(config.architectures or ())})
+    if other:
+        raise InputError.one(
+            f"no trace of the class `{other[:60]}`",
+            where="config.architectures",
+            hint="choose a class with `--head`: " + ", ".join(f"`{kind}`" for kind in known),
+        )
     likely = usual(config, known)
     if likely is None:
         message = (

@@ -32,6 +32,8 @@ def whole(model: Model) -> tuple[str, ...]:
     """The head, and the module of the model's last parameter: with a tied head, and a final norm
     that has none, that is a matrix of the last layer (transformers 5.23 quantizers/base.py
     get_keys_to_not_convert)."""
+    if model.labelled is not None:  # its class has no output embeddings
+        return () if model.head.bias else (model.head.name,)
     if model.headless:
         end = list(model.weights())[-1].name  # of a bias the name, which no layer has
         found = (model.head.name, end.removesuffix(".weight") if end.endswith(".weight") else "")

@@ -12,8 +12,10 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.model import quantized
+from memfit.model.classes import named_head
 from memfit.model.config import Fields
 from memfit.model.equivalents import converted
+from memfit.model.label_heads import LabelRow, with_labels
 from memfit.model.modules import Model
 from memfit.registry import nearest
 
@@ -25,7 +27,7 @@ class Family:
     """`example` is a small config of every kind the family knows, used by the conformance tests.
     `brought`: whose code came with its checkpoints, and is not transformers'. `graphs`: it runs by
     captured graphs, which answer fewer jobs. `heads`: those of `job.head` that an encoder has, the
-    usual one for training first."""
+    usual one for training first. `label_heads`: a decoder's heads of labels."""
 
     name: str
     model_types: tuple[str, ...]
@@ -34,6 +36,7 @@ class Family:
     brought: bool = False
     graphs: bool = False
     heads: tuple[str, ...] = ()
+    label_heads: tuple[LabelRow, ...] = ()
 
 
 _FAMILIES: dict[str, Family] = {}
@@ -45,6 +48,7 @@ def family(
     brought: bool = False,
     graphs: bool = False,
     heads: tuple[str, ...] = (),
+    label_heads: tuple[LabelRow, ...] = (),
 ) -> Callable[[Build], Build]:
     """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
 
@@ -57,6 +61,7 @@ def family(
             brought=brought,
             graphs=graphs,
             heads=heads,
+            label_heads=label_heads,
         )
         for model_type in model_types:
             if model_type in _FAMILIES:
@@ -96,6 +101,12 @@ def find(model_type: str) -> Family:
     )
 
 
+def named_row(one: Family, config: Mapping[str, Any]) -> LabelRow | None:
+    """The head of labels that the config's `architectures` name."""
+    named = named_head(config, [row.head for row in one.label_heads])
+    return next((row for row in one.label_heads if row.head == named), None)
+
+
 def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Model:
     """The Model of a parsed config.json."""
     model_type = config.get("model_type")
@@ -107,7 +118,11 @@ def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Mod
         )
     known = converted(config)
     model_type, fields = str(known["model_type"]), Fields(known)
-    model = quantized.apply(find(model_type).build(fields), fields)
+    one = find(model_type)
+    model = quantized.apply(one.build(fields), fields)
+    row = named_row(one, known)
+    if row is not None:
+        model = with_labels(model, row, fields)
     fields.done()
     from dataclasses import replace
 

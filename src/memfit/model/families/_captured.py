@@ -16,6 +16,7 @@ from memfit.graph import Graph, evaluated, graph_of
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._towers import Tower
+from memfit.model.label_heads import LabelRow
 from memfit.model.modules import (
     Captured,
     Embedding,
@@ -85,6 +86,7 @@ class Row:
     own_positions: bool = False  # as of `Model`
     scaled: bool = False  # logits are divided by a number
     softcap: str = ""  # the field whose number bounds logits, where it is given
+    label_heads: tuple[LabelRow, ...] = ()  # as of `Family`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,8 @@ def captured(*rows: Row, choose: Callable[[Fields], int] = lambda fields: 0) -> 
         model = model_of(row, fields, stored(row.name), graphs_of(row.name))
         return replace(model, family=rows[0].name)
 
-    family(rows[0].name, examples=examples, graphs=True)(build)
+    name, heads = rows[0].name, rows[0].label_heads
+    family(name, examples=examples, graphs=True, label_heads=heads)(build)
     return rows[0]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
+from memfit.model.classes import named_head, unknown_class
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._captured import (
@@ -22,15 +23,20 @@ from memfit.model.families._captured import (
     unlike,
     weight_of,
 )
-from memfit.model.heads import named_head, unknown_class
+from memfit.model.label_heads import labels_of
 from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
 
-# What PEFT trains whole in a classifier of sequences (peft 0.21 peft_model.py
-# PeftModelForSequenceClassification).
 CACHED = "cached_"  # begins the names of keys and values in a layer's graph
 ENCODED = "encoded"  # the encoder's result, where nothing stands between it and the decoder
 ENDLESS = 2**40  # positions of a model that looks at distances
+# What PEFT trains whole beside adapters (peft 0.21 peft_model.py
+# PeftModelForSequenceClassification, -TokenClassification, -QuestionAnswering).
 CLASSIFIERS = ("classifier", "score")
+TRAINED_WHOLE = {
+    "classification": CLASSIFIERS,
+    "token-classification": CLASSIFIERS,
+    "question-answering": ("qa_outputs",),
+}
 BATCH = ((3, 88, 40, 5), (7, 104, 72, 9), (11, 152, 56, 13))
 
 
@@ -148,14 +154,6 @@ def graphs_of(name: str) -> tuple[Graph, ...]:
     return tuple(graph_of(one, data["origin"]) for one in data["graphs"])
 
 
-def labels_of(fields: Fields) -> int:
-    """The number of labels (transformers 5.23 configuration_utils.py `num_labels`: 2)."""
-    named = fields.config.get("id2label")
-    if isinstance(named, Mapping) and named and fields.config.get("num_labels") is None:
-        return len(named)
-    return fields.count("num_labels", default=2)
-
-
 def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:
     """The dropout rates of a config."""
     found: dict[str, float] = {}
@@ -216,7 +214,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         positions=positions - row.before if row.limited else ENDLESS,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
-        whole=classifiers((*start, *final)) if head == "classification" else (),
+        whole=trained_whole((*start, *final), head),
         casting=row.casting,
         graphs=ChainGraphs(
             row=row,
@@ -239,10 +237,11 @@ def paths_of(kinds: Sequence[str], lists: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def classifiers(parts: Sequence[Module]) -> tuple[str, ...]:
+def trained_whole(parts: Sequence[Module], head: str) -> tuple[str, ...]:
+    """The modules of a head of labels."""
     return tuple(
         name
-        for name in CLASSIFIERS
+        for name in TRAINED_WHOLE.get(head, ())
         if any(f"{part.name}.".startswith(f"{name}.") for part in parts)
     )
 

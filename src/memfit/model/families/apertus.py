@@ -5,6 +5,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, captured, each, ratio, variants
 from memfit.model.families.jais2 import BASE, SIZES, defaults
+from memfit.model.label_heads import TAGS
 
 OWN = {key: sizes for key, sizes in SIZES.items() if key != "head_dim"}
 
@@ -24,6 +25,7 @@ def dims(fields: Fields) -> Dims:
 captured(
     Row(
         name="apertus",
+        label_heads=(TAGS,),
         dims=dims,
         kinds=lambda fields: ["layer"] * fields.layers(),
         examples=variants({"model_type": "apertus", **BASE}, OWN),

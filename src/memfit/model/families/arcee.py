@@ -6,6 +6,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import plain_mlp
 from memfit.model.families.llama import SMALL, attention, decoder, pre_norm
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Model
 
 EXAMPLE = {**SMALL, "model_type": "arcee"}
@@ -13,6 +14,11 @@ EXAMPLE = {**SMALL, "model_type": "arcee"}
 
 @family(
     "arcee",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import apart, dropout, equal_heads, layer, layer_norm, plain_mlp
+from memfit.model.label_heads import CLASSIFIES, TAGS_NARROW
 from memfit.model.modules import Attention, Embedding, Linear, Model
 
 SMALL = {
@@ -24,6 +25,10 @@ SPARE_POSITIONS = 2  # transformers 5.23 modeling_biogpt.py BioGptLearnedPositio
 
 @family(
     "biogpt",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW,
+    ),
     examples=(
         SMALL,
         {

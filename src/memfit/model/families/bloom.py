@@ -16,6 +16,7 @@ from memfit.model.families._parts import (
     plain_mlp,
     without,
 )
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW_UNDROPPED
 from memfit.model.modules import Attention, Embedding, Linear, Model
 
 SMALL = {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 512}
@@ -23,6 +24,11 @@ SMALL = {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "v
 
 @family(
     "bloom",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW_UNDROPPED,
+        ANSWERS,
+    ),
     examples=(
         SMALL,
         {

@@ -6,6 +6,7 @@ from memfit.model.config import LARGEST_HEADS, Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout
 from memfit.model.families.llama import SMALL, both_kinds, decoder, dense_mlp, gated_mlp, stack
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import MLP, Block, Latent, Layer, Linear, Model, MoE, Norm
 
 EXAMPLE = {
@@ -115,6 +116,7 @@ def latent_layer(mixer: Latent, second: MLP | MoE, width: int) -> Layer:
 
 @family(
     "deepseek_v2",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         {

@@ -8,6 +8,7 @@ from memfit.model.families import family
 from memfit.model.families.deepseek_v2 import EXAMPLE as V2
 from memfit.model.families.deepseek_v2 import latent_attention, latent_layer, routed_experts
 from memfit.model.families.llama import both_kinds, decoder, dense_mlp, stack
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**V2, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2}
@@ -15,6 +16,10 @@ EXAMPLE = {**V2, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2}
 
 @family(
     "deepseek_v3",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         {**EXAMPLE, "num_nextn_predict_layers": 1},
         {

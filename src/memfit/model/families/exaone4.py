@@ -18,6 +18,7 @@ from memfit.model.families.llama import (
     post_norm,
     stack,
 )
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Attention, Model
 
 EXAMPLE = {**SMALL, "model_type": "exaone4", "num_hidden_layers": 5}
@@ -45,6 +46,11 @@ def exaone_attention(plain: Attention, window: int, slides: bool) -> Attention:
 
 @family(
     "exaone4",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {**EXAMPLE, **FULL, "tie_word_embeddings": True, "head_dim": 32},

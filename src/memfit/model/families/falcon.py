@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp
 from memfit.model.families.llama import rotary_buffers
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW_UNDROPPED
 from memfit.model.modules import Attention, Embedding, Layer, Linear, Model
 
 SMALL = {
@@ -116,6 +117,11 @@ def block(fields: Fields, width: int) -> Layer:
 
 @family(
     "falcon",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW_UNDROPPED,
+        ANSWERS,
+    ),
     examples=(
         SMALL,
         {**NEW, "hidden_dropout": 0.1, "attention_dropout": 0.2},

@@ -7,6 +7,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, gated_mlp, pre_norm
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import MLP, Attention, Block, Layer, Model, Norm, Weight
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
@@ -47,6 +48,10 @@ def sandwich(mixer: Attention, second: MLP, width: int) -> Layer:
 
 @family(
     "gemma",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         {**EXAMPLE, "head_dim": 32, "hidden_act": "gelu"},
         {

@@ -9,6 +9,7 @@ from memfit.model.families import family
 from memfit.model.families.gemma import EXAMPLE as GEMMA
 from memfit.model.families.gemma import gemma_mlp, sandwich, scaled
 from memfit.model.families.llama import attention, decoder, layer_types, masks, stack
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**GEMMA, "model_type": "gemma2"}
@@ -16,6 +17,10 @@ EXAMPLE = {**GEMMA, "model_type": "gemma2"}
 
 @family(
     "gemma2",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE,
         {

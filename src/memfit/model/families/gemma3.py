@@ -13,6 +13,7 @@ from memfit.model.families._composite import rooted
 from memfit.model.families._siglip import vision_tower
 from memfit.model.families.gemma3_text import EXAMPLE as TEXT
 from memfit.model.families.gemma3_text import text_model
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Model, Weight
 
 VISION = {
@@ -41,6 +42,7 @@ def small(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
 
 @family(
     "gemma3",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         small(

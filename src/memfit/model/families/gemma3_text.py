@@ -18,6 +18,7 @@ from memfit.model.families.llama import (
     rotary_buffers,
     stack,
 )
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**GEMMA, "model_type": "gemma3_text"}
@@ -75,6 +76,7 @@ def text_model(fields: Fields, name: str) -> Model:
 
 @family(
     "gemma3_text",
+    label_heads=(CLASSIFIES,),
     examples=(
         {**EXAMPLE, "num_hidden_layers": 7, "head_dim": 32},
         {

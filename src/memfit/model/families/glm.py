@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import rotated
 from memfit.model.families.llama import SMALL, attention, decoder, fused_mlp, pre_norm
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import MLP, Attention, Block, Layer, Model, Norm
 
 EXAMPLE = {**SMALL, "model_type": "glm", "head_dim": 16, "pad_token_id": 0}
@@ -34,6 +35,10 @@ def parts(fields: Fields, width: int) -> tuple[Attention, MLP]:
 
 @family(
     "glm",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE,
         {
@@ -60,6 +65,10 @@ def build(fields: Fields) -> Model:
 
 @family(
     "glm4",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE_4,
         {

@@ -16,6 +16,7 @@ from memfit.model.families._parts import (
     plain_mlp,
     without,
 )
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW
 from memfit.model.modules import Attention, Linear, Model
 
 SMALL = {
@@ -50,6 +51,11 @@ def attention(fields: Fields, width: int) -> Attention:
 
 @family(
     "gpt2",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW,
+        ANSWERS,
+    ),
     examples=(
         SMALL,
         {

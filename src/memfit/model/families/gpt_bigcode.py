@@ -16,6 +16,7 @@ from memfit.model.families._parts import (
     plain_mlp,
     without,
 )
+from memfit.model.label_heads import CLASSIFIES, TAGS_NARROW
 from memfit.model.modules import Attention, Linear, Model, Weight
 
 SMALL = {
@@ -30,6 +31,10 @@ SMALL = {
 
 @family(
     "gpt_bigcode",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW,
+    ),
     examples=(
         {**SMALL, "n_inner": 96},
         {

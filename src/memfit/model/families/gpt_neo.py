@@ -17,6 +17,7 @@ from memfit.model.families._parts import (
     layer_norm,
     plain_mlp,
 )
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW
 from memfit.model.modules import Attention, Layer, Linear, Model, Weight
 
 SMALL = {
@@ -69,6 +70,11 @@ def kinds(fields: Fields, layers: int) -> list[str]:
 
 @family(
     "gpt_neo",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW,
+        ANSWERS,
+    ),
     examples=(
         SMALL,
         {

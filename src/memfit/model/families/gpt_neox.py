@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import rotary_buffers
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NEOX
 from memfit.model.modules import Attention, Embedding, Linear, Model
 
 SMALL = {
@@ -44,6 +45,11 @@ def attention(fields: Fields, width: int, hidden_dropout: float) -> Attention:
 
 @family(
     "gpt_neox",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NEOX,
+        ANSWERS,
+    ),
     examples=(
         {**SMALL, "tie_word_embeddings": False},
         {

@@ -16,6 +16,7 @@ from memfit.model.families.llama import (
     pre_norm,
     stack,
 )
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model, MoE
 
 EXAMPLE = {
@@ -40,6 +41,10 @@ def stored(fields: Fields, width: int, inner: int) -> str:
 
 @family(
     "gpt_oss",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE,
         {

@@ -13,6 +13,7 @@ from memfit.model.families._parts import (
     side_by_side,
     sines,
 )
+from memfit.model.label_heads import ANSWERS_LABELLED, CLASSIFIES
 from memfit.model.modules import Attention, Linear, Model
 
 SMALL = {
@@ -28,6 +29,10 @@ SMALL = {
 
 @family(
     "gptj",
+    label_heads=(
+        CLASSIFIES,
+        ANSWERS_LABELLED,
+    ),
     examples=(
         SMALL,
         {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Model
 
 EXAMPLE = {**SMALL, "model_type": "helium", "head_dim": 16}
@@ -14,6 +15,10 @@ EXAMPLE = {**SMALL, "model_type": "helium", "head_dim": 16}
 
 @family(
     "helium",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE,
         {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Model, Norm
 
 EXAMPLE = {**SMALL, "model_type": "hunyuan_v1_dense", "head_dim": 16}
@@ -14,6 +15,7 @@ EXAMPLE = {**SMALL, "model_type": "hunyuan_v1_dense", "head_dim": 16}
 
 @family(
     "hunyuan_v1_dense",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         {

@@ -6,6 +6,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, captured, each, ratio, variants
 from memfit.model.families.jais2 import BASE, SIZES, defaults
+from memfit.model.label_heads import CLASSIFIES
 
 EXPERTS = {"num_experts": (13, 11, 9), "moe_topk": (5, 3, 2)}
 
@@ -24,6 +25,7 @@ def dims(fields: Fields) -> Dims:
 captured(
     Row(
         name="hunyuan_v1_moe",
+        label_heads=(CLASSIFIES,),
         dims=dims,
         kinds=lambda fields: ["layer"] * fields.layers(),
         examples=variants({"model_type": "hunyuan_v1_moe", **BASE}, {**SIZES, **EXPERTS}),

@@ -10,6 +10,7 @@ from typing import TypeVar
 from memfit.model.config import LARGEST_HEADS, Fields, shown
 from memfit.model.families import family
 from memfit.model.families._parts import dropout
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import (
     MLP,
     Attention,
@@ -259,6 +260,11 @@ def decoder(
 
 @family(
     "llama",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         SMALL,
         {

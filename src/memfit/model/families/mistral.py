@@ -16,6 +16,7 @@ from memfit.model.families.llama import (
     pre_norm,
     stack,
 )
+from memfit.model.label_heads import ANSWERS, ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model
 
 MISTRAL = {**SMALL, "model_type": "mistral"}
@@ -44,6 +45,11 @@ def model(fields: Fields, windows: list[int], style: str = "llama") -> Model:
 
 @family(
     "mistral",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS,
+    ),
     examples=(
         {**MISTRAL, "sliding_window": None},
         {**MISTRAL, "sliding_window": 64, "head_dim": 32, "attention_dropout": 0.1},
@@ -58,6 +64,11 @@ def build(fields: Fields) -> Model:
 
 @family(
     "ministral",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         {
             **MINISTRAL,
@@ -81,6 +92,11 @@ def build_ministral(fields: Fields) -> Model:
 
 @family(
     "ministral3",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS,
+    ),
     examples=(
         {**MINISTRAL3, "head_dim": 32},
         {**MINISTRAL3, "sliding_window": 64, "tie_word_embeddings": True},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, pre_norm
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS
 from memfit.model.modules import Model, MoE
 
 EXAMPLE = {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 3}
@@ -12,6 +13,11 @@ EXAMPLE = {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_expert
 
 @family(
     "mixtral",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS,
+    ),
     examples=(
         EXAMPLE,
         {

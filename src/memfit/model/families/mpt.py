@@ -15,6 +15,7 @@ from memfit.model.families._parts import (
     plain_mlp,
     without,
 )
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW
 from memfit.model.modules import Attention, Embedding, Linear, Model
 
 SMALL = {
@@ -29,6 +30,11 @@ SMALL = {
 
 @family(
     "mpt",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_NARROW,
+        ANSWERS,
+    ),
     examples=(
         SMALL,
         {

@@ -8,6 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import SMALL, attention, decoder
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Model, Norm
 
 EXAMPLE = {**SMALL, "model_type": "nemotron"}
@@ -19,6 +20,11 @@ def norm(name: str, width: int) -> Norm:
 
 @family(
     "nemotron",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {

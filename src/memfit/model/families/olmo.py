@@ -8,6 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import layer, layer_norm
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Attention, Model, Norm
 
 EXAMPLE = {**SMALL, "model_type": "olmo"}
@@ -24,6 +25,7 @@ def clipped(fields: Fields, mixer: Attention) -> Attention:
 
 @family(
     "olmo",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         {

@@ -6,6 +6,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, normed, post_norm
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Attention, Model
 
 EXAMPLE = {**SMALL, "model_type": "olmo2"}
@@ -22,6 +23,7 @@ def olmo2_attention(fields: Fields, width: int, window: int = 0) -> Attention:
 
 @family(
     "olmo2",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         {

@@ -17,6 +17,7 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.families.olmo2 import olmo2_attention
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Model
 
 EXAMPLE = {**SMALL, "model_type": "olmo3", "num_hidden_layers": 5}
@@ -24,6 +25,7 @@ EXAMPLE = {**SMALL, "model_type": "olmo3", "num_hidden_layers": 5}
 
 @family(
     "olmo3",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         {

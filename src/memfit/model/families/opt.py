@@ -8,6 +8,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import apart, dropout, equal_heads, layer, layer_norm, plain_mlp
+from memfit.model.label_heads import ANSWERS, CLASSIFIES
 from memfit.model.modules import Attention, Embedding, Layer, Linear, Model, Module
 
 SMALL = {
@@ -64,6 +65,10 @@ def block(fields: Fields, width: int, *, before: bool, affine: bool) -> Layer:
 
 @family(
     "opt",
+    label_heads=(
+        CLASSIFIES,
+        ANSWERS,
+    ),
     examples=(
         SMALL,
         {

@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import rotary_buffers
+from memfit.model.label_heads import CLASSIFIES, TAGS_UNDROPPED
 from memfit.model.modules import Attention, Embedding, Linear, Model, Norm
 
 SMALL = {
@@ -24,6 +25,10 @@ SMALL = {
 
 @family(
     "persimmon",
+    label_heads=(
+        CLASSIFIES,
+        TAGS_UNDROPPED,
+    ),
     examples=(
         SMALL,
         {

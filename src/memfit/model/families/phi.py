@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import SMALL, attention, decoder
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Attention, Model
 
 EXAMPLE = {**SMALL, "model_type": "phi"}
@@ -40,6 +41,10 @@ def phi_attention(fields: Fields, width: int) -> Attention:
 
 @family(
     "phi",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         {**EXAMPLE, "resid_pdrop": 0.1, "embd_pdrop": 0.2, "attention_dropout": 0.3},
         {

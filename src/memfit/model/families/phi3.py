@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, rotated
 from memfit.model.families.llama import SMALL, attention, decoder, fused_mlp, pre_norm
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Linear, Model
 
 EXAMPLE = {**SMALL, "model_type": "phi3", "pad_token_id": 0}
@@ -16,6 +17,10 @@ EXAMPLE = {**SMALL, "model_type": "phi3", "pad_token_id": 0}
 
 @family(
     "phi3",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE,
         {

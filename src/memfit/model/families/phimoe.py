@@ -8,6 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import layer_norm
 from memfit.model.families.llama import SMALL, attention, decoder, pre_norm
+from memfit.model.label_heads import CLASSIFIES
 from memfit.model.modules import Model, MoE
 
 EXAMPLE = {**SMALL, "model_type": "phimoe", "num_local_experts": 4}
@@ -15,6 +16,7 @@ EXAMPLE = {**SMALL, "model_type": "phimoe", "num_local_experts": 4}
 
 @family(
     "phimoe",
+    label_heads=(CLASSIFIES,),
     examples=(
         EXAMPLE,
         {

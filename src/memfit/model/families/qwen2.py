@@ -17,6 +17,7 @@ from memfit.model.families.llama import (
     pre_norm,
     stack,
 )
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**SMALL, "model_type": "qwen2"}
@@ -37,6 +38,11 @@ def windowed(fields: Fields, *, assumed: int = 28) -> tuple[int, list[bool]]:
 
 @family(
     "qwen2",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {**EXAMPLE, **SLIDING, "tie_word_embeddings": True},

@@ -18,6 +18,7 @@ from memfit.model.families.llama import (
     pre_norm,
     stack,
 )
+from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS
 from memfit.model.modules import MLP, Layer, Linear, Model, MoE
 
 EXAMPLE = {
@@ -95,6 +96,11 @@ def windowed(fields: Fields) -> tuple[int, list[bool]]:
 
 @family(
     "qwen2_moe",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS,
+    ),
     examples=(
         EXAMPLE,
         {

@@ -17,6 +17,7 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.families.qwen2 import SLIDING, windowed
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Attention, Layer, Model
 
 EXAMPLE = {**SMALL, "model_type": "qwen3"}
@@ -31,6 +32,11 @@ def qwen3_attention(fields: Fields, width: int, window: int) -> Attention:
 
 @family(
     "qwen3",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {

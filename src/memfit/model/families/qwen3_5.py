@@ -11,6 +11,7 @@ from memfit.model.config import Fields
 from memfit.model.families._captured import Row, captured
 from memfit.model.families._towers import qwen3_tower
 from memfit.model.families.qwen3_5_text import ROW
+from memfit.model.label_heads import CLASSIFIES, TAGS, LabelRow
 from memfit.model.modules import Weight
 
 VISION = {
@@ -26,7 +27,7 @@ def tower(fields: Fields) -> tuple[Weight, ...]:
     return qwen3_tower(fields.section("vision_config"))
 
 
-def with_tower(row: Row, name: str) -> Row:
+def with_tower(row: Row, name: str, label_heads: tuple[LabelRow, ...] = ()) -> Row:
     """The row of a text model, of the class that has a tower beside it."""
 
     def whole(text: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -46,7 +47,8 @@ def with_tower(row: Row, name: str) -> Row:
         examples=examples,
         tower=tower,
         own_positions=True,
+        label_heads=label_heads,
     )
 
 
-captured(with_tower(ROW, "qwen3_5"))
+captured(with_tower(ROW, "qwen3_5", (CLASSIFIES, TAGS)))

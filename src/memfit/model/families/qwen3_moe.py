@@ -7,6 +7,7 @@ from memfit.model.families import family
 from memfit.model.families.llama import SMALL, both_kinds, decoder, dense_mlp, pre_norm, stack
 from memfit.model.families.qwen2_moe import SPARSE, experts, sparse
 from memfit.model.families.qwen3 import qwen3_attention
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {
@@ -20,6 +21,11 @@ EXAMPLE = {
 
 @family(
     "qwen3_moe",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {

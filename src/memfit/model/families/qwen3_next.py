@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, alternating, captured, each, ratio, variants
+from memfit.model.label_heads import CLASSIFIES, TAGS
 
 ATTENTION = {
     "num_attention_heads": (6, 10, 14),
@@ -73,6 +74,10 @@ def active(fields: Fields) -> tuple[int, int]:
 captured(
     Row(
         name="qwen3_next",
+        label_heads=(
+            CLASSIFIES,
+            TAGS,
+        ),
         dims=lambda fields: dims(fields, *EXPERTS),
         kinds=kinds,
         examples=variants(base("qwen3_next"), {**SIZES, **EXPERTS}),

@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Model
 
 EXAMPLE = {**SMALL, "model_type": "seed_oss"}
@@ -16,6 +17,11 @@ EXAMPLE = {**SMALL, "model_type": "seed_oss"}
 
 @family(
     "seed_oss",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {

@@ -16,6 +16,7 @@ from memfit.model.families.llama import (
     pre_norm,
     stack,
 )
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
@@ -40,6 +41,11 @@ def rotating(fields: Fields) -> list[bool]:
 
 @family(
     "smollm3",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+        ANSWERS_RENAMED,
+    ),
     examples=(
         EXAMPLE,
         {

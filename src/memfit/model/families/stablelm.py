@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, layer_norm, rotated
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Model, Norm
 
 EXAMPLE = {**SMALL, "model_type": "stablelm"}
@@ -21,6 +22,10 @@ def per_head(name: str, heads: int, head: int) -> Norm:
 
 @family(
     "stablelm",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         {**EXAMPLE, "hidden_dropout": 0.2, "attention_dropout": 0.1},
         {

@@ -9,6 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, layer_norm, plain_mlp
 from memfit.model.families.llama import SMALL, attention, decoder
+from memfit.model.label_heads import CLASSIFIES, TAGS
 from memfit.model.modules import Model
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
@@ -18,6 +19,10 @@ EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embedd
 
 @family(
     "starcoder2",
+    label_heads=(
+        CLASSIFIES,
+        TAGS,
+    ),
     examples=(
         EXAMPLE,
         {

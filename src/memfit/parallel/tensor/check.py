@@ -540,7 +540,7 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                     yield Problem(
                         message=message, where="use tp.sequence", hint=f"`tp={tp.size},sequence`"
                     )
-    if not program.engine:
+    if not program.engine and program.model.labelled is None:
         found |= {
             f"{program.model.head.outputs} rows of the vocabulary": program.model.head.outputs
             % tp.size
