@@ -183,12 +183,21 @@ def forbidden(model: Any, name: str) -> bool:
     return False
 
 
+# peft 0.21 peft_model.py, documentation of `TaskType`.
+PURPOSES = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
+}
+
+
 def purpose(model: Any) -> str | None:
     """The `task_type` that PEFT's documentation gives to models of this kind; it decides which
-    wrapper calls them, and that a classifier's head is trained whole. Encoders and models that hear
+    wrapper calls them, and that a head of labels is trained whole. Encoders and models that hear
     get the plain wrapper."""
-    if type(model).__name__.endswith("ForSequenceClassification"):
-        return "SEQ_CLS"
+    for end, kind in PURPOSES.items():
+        if type(model).__name__.endswith(end):
+            return kind
     if getattr(model, "main_input_name", "input_ids") == "input_features" or not hasattr(
         model, "prepare_inputs_for_generation"
     ):

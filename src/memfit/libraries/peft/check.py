@@ -12,6 +12,7 @@ from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
 from memfit.registry import nearest
 from memfit.techniques.base import TRACE, Overlay, Technique, names
+from memfit.techniques.inputs import head_of
 
 UPCAST = (
     0,
@@ -217,6 +218,13 @@ def adapted_and_saved(program: Program) -> Iterator[Problem]:
     check_target_module_exists, utils/other.py _set_trainable)."""
     adapter, model = program.adapter, program.model
     assert adapter is not None
+    head = head_of(program)
+    if adapter.everywhere and head != "classification":
+        # `all-linear` leaves out the heads of SEQ_CLS alone (_maybe_include_all_linear_layers)
+        for name in model.whole:
+            message = f"PEFT cannot train `{name}` whole when `all-linear` adds an adapter to it"
+            hint = "choose `targets` without it, for example those of attention"
+            yield Problem(message=message, where="job.targets", hint=hint)
     free = program.replace(adapter=replace(adapter, saved=()))
     for module in (*model.embed, *model.final):
         for linear in module.linears():
