@@ -27,6 +27,9 @@ from memfit.truth.statistics import middle
 from memfit.units import GIB, MIB
 
 ROWS = Path(__file__).parent / "data" / "serving.jsonl.gz"
+# Logs collected once the rules stood, and judged before a rule was changed for them; not among the
+# bundled rows.
+UNSEEN = ROWS.with_name("unseen.jsonl")
 CONFIDENT = ("high", "medium")
 # Constants were taken from them (ROCm's memory outside torch and of compiling, and up to which
 # version; CUDA graphs), or what a name means (the group size of cpatonn's GPTQ files was chosen by
