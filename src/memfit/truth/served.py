@@ -291,19 +291,24 @@ def judge(row: ServedRow) -> ServedOutcome:
     return ServedOutcome(row=row, measured=measured, predicted=predicted)
 
 
-# What Unsloth passes to vLLM as `max_num_seqs`, by GiB that its model leaves of the budget
-# (unsloth_zoo/vllm_utils.py load_vllm, 2025).
+# What Unsloth passes to vLLM as `max_num_seqs`, by GiB that its model leaves of the budget, and its
+# limit of images (unsloth_zoo/vllm_utils.py load_vllm, 2025).
 UNSLOTH = ((2, 128), (4, 160), (8, 192), (12, 224), (16, 256), (24, 288), (40, 320), (48, 226))
+UNSLOTH_ITEMS = {"image": 1, "video": 0}
 
 
 def unsloth(row: ServedRow) -> Mapping[str, Any]:
-    """The options of a row; Unsloth, which starts vLLM itself, chooses the number of requests."""
-    budget, held = number(row.figures.get("budget_gib")), number(row.figures.get("weights_gib"))
-    if "nsloth" not in row.notes or row.options.get("max_num_seqs") or not budget:
+    """The options of a row; Unsloth, which starts vLLM itself, chooses the number of requests and
+    of images."""
+    if "nsloth" not in row.notes:
         return row.options
+    budget, held = number(row.figures.get("budget_gib")), number(row.figures.get("weights_gib"))
+    options = {"limit_mm_per_prompt": UNSLOTH_ITEMS, **row.options}
+    if options.get("max_num_seqs") or not budget:
+        return options
     left = budget - held
     return {
-        **row.options,
+        **options,
         "max_num_seqs": next((count for most, count in UNSLOTH if left <= most), 368),
     }
 

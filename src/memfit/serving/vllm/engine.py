@@ -75,9 +75,7 @@ class VLLM:
         # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
         offloaded = min(weights, setup.offload)
         weights -= offloaded
-        activation = peak(
-            setup.model, setup.rank, setup.batched, setup.requests, setup.width, setup.rules
-        )
+        activation = activations(setup)
         outside = non_torch(setup, device)
         graphs = graph_bytes(setup)
         made = layout(layer_specs(setup), setup.rules, hybrid=setup.hybrid)
@@ -87,6 +85,12 @@ class VLLM:
         if device is None:
             return sizes_only(setup, sizes, made)
         return whole(setup, device, sizes, made)
+
+
+def activations(setup: Setup) -> int:
+    """The peak of the profiling run: of the encoder, or of the language model beside images."""
+    text = peak(setup.model, setup.rank, setup.batched, setup.requests, setup.width, setup.rules)
+    return max(setup.images.peak, setup.images.kept + text)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ class Rules:
     nested_scales: bool = False  # bitsandbytes' double quantization stays; else scales are in fp32
     large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
+    items: int = 999  # images of one request, unless limited (config.py limit_per_prompt)
+    frames: int = 14  # of a video in the profiling run (qwen2_vl.py _MAX_FRAMES_PER_VIDEO)
+    marks_are_items: bool = False  # marks around an image count as its tokens
 
 
 def parse(version: str) -> tuple[int, ...]:
@@ -61,21 +64,37 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
             "hybrid_groups": False,
             "nested_scales": True,
             "counted_adapters": False,
+            "items": 1,
+            "frames": 16,
+            "marks_are_items": True,
         },
     ),
     # V1 by default; load_model makes room for LoRA inside of the memory profiler
-    ((0, 8, 0), {"engine": 1, "large_a100": True, "counted_adapters": True, "compiling": True}),
+    (
+        (0, 8, 0),
+        {
+            "engine": 1,
+            "large_a100": True,
+            "counted_adapters": True,
+            "compiling": True,
+            "items": 999,
+        },
+    ),
     # arg_utils.py _set_default_args_v1 (vllm#17885); bitsandbytes_loader.py has dequantize_dq,
     # which loader.py of 0.8 has not
     ((0, 9, 0), {"large_a100": False, "nested_scales": False}),
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
+    ((0, 11, 0), {"frames": 14}),
     ((0, 11, 1), {"group_slack": 1.25}),
     ((0, 12, 0), {"unified_pages": True}),  # unify_kv_cache_spec_page_size
-    # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled)
-    ((0, 13, 0), {"compiling": False}),
+    # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
+    # multimodal/profiling.py counts get_num_embeds, not the length
+    ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),
-    ((0, 20, 0), {"tokens_by_concurrency": True, "counted_graphs": True, "utilization": 0.92}),
+    ((0, 20, 0), {"counted_graphs": True, "utilization": 0.92}),
+    ((0, 20, 1), {"tokens_by_concurrency": True}),  # kv_cache_utils.py of 0.20.2, not of 0.18.1;
+    # a log of 0.20.0 counts blocks
 )
 
 

@@ -11,6 +11,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.stored import Scheme, scheme_of
+from memfit.serving.vllm.images import Images, Step, images, pixel_problems
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import GIB
@@ -57,6 +58,7 @@ class Setup:
     offload: int = 0  # bytes of weights that stay in CPU memory
     blocks: int = 0
     sm: tuple[int, int] | None = None
+    images: Images = Images()  # in the profiling run
     command: str = ""
     problems: tuple[Problem, ...] = ()
 
@@ -67,7 +69,7 @@ def set_up(question: Question) -> Setup:
     options, subject = question.options, question.subject
     rules = rules_of(question.version)
     if old_engine(question, rules):
-        rules = replace(rules, engine=0, hybrid_groups=False, compiling=False)
+        rules = replace(rules, engine=0, hybrid_groups=False, compiling=False, items=1)
     model = subject.model
     if model is None:
         raise InputError.one(
@@ -81,7 +83,7 @@ def set_up(question: Question) -> Setup:
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
     scheme = scheme_of(subject.config, problems, method=options.get("quantization"))
     scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
-    problems += list(split_problems(model, tensor, utilization))
+    problems += [*split_problems(model, tensor, utilization), *pixel_problems(options)]
     length = length_of(model, options, problems)
     width = width_of(model, options, problems)
     gpus = tensor * pipeline * int(options.get("data_parallel_size", 1))
@@ -94,8 +96,11 @@ def set_up(question: Question) -> Setup:
         )
     raise_errors(problems)
     compiles = compiles_kernels(question, rules)
-    problems += notes(question, compiles)
     batched, requests = step_sizes(question, rules, length)
+    profiled = {"length": length, "batched": batched, "requests": requests, "ranks": tensor}
+    step = Step(options=options, **profiled, width=width, rules=rules)
+    seen = images(model, subject.config, step)
+    problems += notes(question, compiles, images_known=seen is not None)
     return Setup(
         subject=subject,
         model=model,
@@ -122,6 +127,7 @@ def set_up(question: Question) -> Setup:
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
         blocks=int(options.get("num_gpu_blocks_override", 0)),
         sm=capability(question),
+        images=seen or Images(),
         problems=tuple(problems),
     )
 
@@ -158,9 +164,9 @@ def capability(question: Question) -> tuple[int, int] | None:
     return None if gpu is None else gpu.sm
 
 
-def notes(question: Question, compiles: bool) -> list[Problem]:
+def notes(question: Question, compiles: bool, images_known: bool) -> list[Problem]:
     """Words about what is not counted, and about kernels that are compiled."""
-    found = image_problems(question.subject.config, question.options)
+    found = [] if images_known else [images_note()]
     if compiles:
         found.append(compiling_note())
     return found + [
@@ -170,20 +176,14 @@ def notes(question: Question, compiles: bool) -> list[Problem]:
     ]
 
 
-def image_problems(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[Problem]:
-    """A word about images, whose part of the profiling run memfit does not know yet."""
-    limits = options.get("limit_mm_per_prompt")
-    none = isinstance(limits, Mapping) and not any(limits.values())
-    if not config.get("vision_config") or none or options.get("skip_mm_profiling"):
-        return []
-    return [
-        Problem(
-            level="warning",
-            message="the memory that vLLM sets aside for images is not counted",
-            where="limit_mm_per_prompt",
-            hint='without images (`--limit-mm-per-prompt {"image": 0}`) the answer is whole',
-        )
-    ]
+def images_note() -> Problem:
+    """A word about images of models whose encoder memfit does not know."""
+    return Problem(
+        level="warning",
+        message="the memory that vLLM sets aside for images is not counted",
+        where="limit_mm_per_prompt",
+        hint='without images (`--limit-mm-per-prompt {"image": 0}`) the answer is whole',
+    )
 
 
 def compiles_kernels(question: Question, rules: Rules) -> bool:

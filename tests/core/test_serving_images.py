@@ -1,0 +1,77 @@
+"""Images in vLLM's profiling run."""
+
+from __future__ import annotations
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.serving.vllm.images import ENCODERS, longest_side
+from memfit.truth.served import judge, read_served
+from memfit.verb_engine import serve
+
+NONE = {"image": 0, "video": 0}
+
+
+def activation(model: str, **more: object) -> float:
+    asked = {"engine": "vllm", "gpu": "h100-sxm", "max_model_len": 8192, "offline": True, **more}
+    return float(serve(model, **asked).figures["activation_gib"])
+
+
+def test_a_log_with_one_image_on_v0() -> None:
+    """Unsloth's notebook of Qwen2.5-VL on a T4: 2.71 GiB, of which 2.17 are the text model's."""
+    row = next(one for one in read_served() if one.id == "vllm-0189")
+    assert judge(row).predicted["activation_gib"] == pytest.approx(2.71, rel=0.02)
+
+
+def test_what_an_image_takes() -> None:
+    """Qwen3-VL's image has 16,384 tokens of four patches. Alive in the feed-forward: the input, the
+    positions, the layer's input, residual and norm, and two inner tensors."""
+    patches, width, inner = 65536, 1152, 4304
+    peak = 2 * patches * (3 * 2 * 16**2 + 4 * width + 2 * inner) / 2**30
+    few = {"max_num_seqs": 8}
+    found = activation("Qwen/Qwen3-VL-30B-A3B-Instruct", **few)
+    assert found == pytest.approx(peak, rel=0.001)
+    assert activation("Qwen/Qwen3-VL-30B-A3B-Instruct", limit_mm_per_prompt=NONE, **few) < 1
+    small = {"max_pixels": 1_003_520}
+    assert activation("Qwen/Qwen3-VL-30B-A3B-Instruct", mm_processor_kwargs=small, **few) < 1
+
+
+def test_a_video_has_as_many_frames_as_a_request_has_tokens_for() -> None:
+    """Qwen2.5-VL: seven grids of 16,384 tokens from 114,688 tokens on, one below 32,768."""
+    name, few = "Qwen/Qwen2.5-VL-7B-Instruct", {"max_num_seqs": 8}
+    one, seven = (activation(name, max_model_len=length, **few) for length in (8192, 128_000))
+    assert seven == pytest.approx(7 * one, rel=0.01)
+    alone = activation(name, max_model_len=128_000, limit_mm_per_prompt={"video": 0}, **few)
+    assert alone == pytest.approx(one, rel=0.01)
+
+
+def test_gpus_share_the_encoder() -> None:
+    given = {"max_num_seqs": 8, "tensor_parallel_size": 2}
+    name = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+    whole = activation(name, **given, mm_encoder_tp_mode="data")
+    assert activation(name, **given) < whole
+
+
+@pytest.mark.parametrize("words", [{"language_model_only": True}, {"skip_mm_profiling": True}])
+def test_text_alone(words: dict[str, bool]) -> None:
+    given = {"max_num_seqs": 8, "limit_mm_per_prompt": NONE}
+    name = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+    assert activation(name, max_num_seqs=8, **words) == activation(name, **given)
+
+
+def test_a_limit_of_pixels_is_a_number() -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        activation("Qwen/Qwen3-VL-8B-Instruct", mm_processor_kwargs={"max_pixels": "large"})
+
+
+def test_sides_of_an_image_are_not_too_unlike() -> None:
+    assert longest_side(16384) == 16384
+    assert longest_side(16381) == 16380  # a prime number of patches would be one row
+
+
+def test_an_unknown_encoder_is_said() -> None:
+    assert "gemma4" not in ENCODERS
+    answer = serve("gemma-4-31b-it", engine="vllm", gpu="h200", offline=True)
+    assert any("images" in problem.message for problem in answer.problems)
+    known = serve("gemma-3-12b-it", engine="vllm", gpu="h200", offline=True)
+    assert not any("images" in problem.message for problem in known.problems)
