@@ -119,10 +119,22 @@ torch.cuda.memory._snapshot()
 """
 ABSENT = """
 import torch, wandb
-from datasets import load_dataset
+from datasets import Audio, load_dataset
 from torch.utils.tensorboard import SummaryWriter
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+strange = load_dataset("someone/unknown")
+assert "audio" in strange["train"].column_names  # a script that looks for it needs it
+strange = strange.rename_column("intent", "labels").cast_column("audio", Audio(sampling_rate=16000))
+assert strange["train"].features["labels"].names == ["0", "1"] and len(strange["test_sft"])
+heard = strange["train"].map(
+    lambda rows: {"n": [len(one["array"]) + len(said) * 0
+                        for one, said in zip(rows["audio"], rows["transcript"])]},
+    batched=True, remove_columns=strange["train"].column_names)
+assert heard.column_names == ["n"] and heard[0]["n"] == 160000
+files = {"train": "hf://datasets/someone/files/train.parquet"}
+files = load_dataset("parquet", data_files=files, split="train")
+assert "nothing" not in files.with_format("torch")[0] and files[0]["question"]
 tokenizer = AutoTokenizer.from_pretrained("bert-base-cased")
 data = load_dataset("glue", "mrpc")
 data = data.map(lambda rows: tokenizer(rows["sentence1"], rows["sentence2"], truncation=True,
@@ -227,7 +239,15 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert found.script.steps == 3
     assert found.parameters.total == 108_311_810  # of the true model
     said = " ".join(one.message for one in found.problems)
-    for word in ("`glue`", "tokenizer of `bert-base-cased`", "`last.pt`", "`wandb`", "tensorboard"):
+    for word in (
+        "`glue`",
+        "`someone/files`",
+        "the script asks for",
+        "tokenizer of `bert-base-cased`",
+        "`last.pt`",
+        "`wandb`",
+        "tensorboard",
+    ):
         assert word in said
 
 

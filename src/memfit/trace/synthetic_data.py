@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import failures
+from memfit.trace import asked_columns, failures
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
@@ -19,6 +19,7 @@ from memfit.trace.synthetic_tokenizers import table
 ROWS = {"train": 2000}
 OTHERS = 200  # rows of every other split
 SHORT = 32  # words of a sentence
+RATE, SECONDS = 16_000, 10  # of a recording
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
 SPLITS = ("train", "validation", "test")
 
@@ -73,6 +74,7 @@ class Source:
             },
             "image": lambda: picture(int(number or self.image), "RGB"),
             "gray": lambda: picture(int(number or self.image), "L"),
+            "audio": lambda: {"array": silence(), "sampling_rate": RATE, "path": ""},
         }
         return makers[name]()
 
@@ -97,6 +99,18 @@ def picture(size: int, mode: str) -> Any:
     return importlib.import_module("PIL.Image").new(mode, (size, size))
 
 
+@functools.cache
+def silence() -> Any:
+    numpy: Any = importlib.import_module("numpy")
+    return numpy.zeros(RATE * SECONDS, dtype="float32")
+
+
+def remote(path: str, given: dict[str, Any]) -> str:
+    """The data set whose files a reader of files is to download: `hf://datasets/owner/name…`."""
+    found = re.search(r"hf://datasets/([\w.-]+/[\w.-]+)", str(given.get("data_files")))
+    return found[1] if path in FILES and found else ""
+
+
 def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -> Any:
     """As `load_dataset` gives it: one split, or all of them by name."""
     datasets: Any = importlib.import_module("datasets")
@@ -109,7 +123,11 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         base, part = (found[1], found[2]) if found else (str(word), None)
         images = any(kind.startswith(("image", "gray")) for kind in columns.values())
         count = ROWS.get(base.partition("_")[0], OTHERS)
+        if any(kind == "audio" for kind in columns.values()):
+            count = asked_columns.RECORDINGS
         made = source.rows(columns, min(count, 256) if images else count)
+        if not key:
+            made._info.description = asked_columns.MARK
         return made.select(range(len(made))[slice_of(part, len(made))]) if part else made
 
     def streamed(one: Any) -> Any:
@@ -139,6 +157,7 @@ def slice_of(part: str, count: int) -> slice:
 
 def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
     source = Source(tokens, image)
+    asked = asked_columns.changes(source)
 
     def loading(module: ModuleType) -> list[Patch]:
         true = module.load_dataset
@@ -147,16 +166,17 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
             try:
                 return true(path, name, *args, **given)
             except Exception as bad:
-                if str(path) in FILES or failures.missing_file(bad) is None:
+                behind = remote(str(path), given)
+                if (str(path) in FILES and not behind) or failures.missing_file(bad) is None:
                     raise
-                key = entry(str(path), str(name or ""))
-                columns = "; its columns are assumed" + ("" if key else " to be `text` and `label`")
-                message = f"the data set `{path}` is not there: random texts of {tokens} tokens"
-                recorder.note(f"data {path}", message + columns, "choose with `--tokens`")
+                called = behind or str(path)
+                key = entry(called, str(name or ""))
+                columns = "are assumed" if key else "are those that the script asks for"
+                message = f"the data set `{called}` is not there: random texts of {tokens} tokens"
+                hint = "choose with `--tokens`"
+                recorder.note(f"data {called}", f"{message}; its columns {columns}", hint)
                 split = given.get("split")
-                return dataset(
-                    str(path), str(name or ""), split, bool(given.get("streaming")), source
-                )
+                return dataset(called, str(name or ""), split, bool(given.get("streaming")), source)
 
         return [(module, "load_dataset", load_dataset)]
 
@@ -169,7 +189,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
                 indices = range(len(self))[indices.start : indices.stop : indices.step]
             return true(self, indices, *args, **given)
 
-        return [(module.Dataset, "select", select)]
+        return [(module.Dataset, "select", select), *asked["datasets.arrow_dataset"](module)]
 
     def metrics(module: ModuleType) -> list[Patch]:
         true = module.load
@@ -186,6 +206,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
         return [(module, "load", load)]
 
     return {
+        **asked,
         "datasets.load": loading,
         "datasets.arrow_dataset": rows,
         "evaluate.loading": metrics,
@@ -245,7 +266,9 @@ def pictures(recorder: Watcher, image: int) -> Iterator[tuple[str, Change]]:
                 try:
                     true(self, *args, **given)
                 except (RuntimeError, OSError) as bad:
-                    if isinstance(bad, RuntimeError) and "not found" not in str(bad).lower():
+                    absent = ("not found", "error downloading")
+                    said = str(bad).lower()
+                    if isinstance(bad, RuntimeError) and not any(one in said for one in absent):
                         raise
                     stand_in(self, classes, size or image, args, given)
                     shown = f"{size or image} by {size or image}"

@@ -1,0 +1,230 @@
+"""Columns of a data set that neither is there nor is known: those that the script asks for, of the
+kind that their names say."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+from memfit.trace import lines
+from memfit.trace.imports import Change, Patch
+from memfit.trace.synthetic_tokenizers import table
+
+MARK = "stand-in with the columns that are asked for"
+SPLIT = 200  # rows of a split that nobody named
+RECORDINGS = 64  # rows of a data set with audio, which is large
+
+
+def kind_of(name: str) -> str:
+    """`labels` are classes, `image` is a picture; most others are texts."""
+    for pattern, kind in table()["columns"].items():
+        if re.fullmatch(pattern, name.lower()):
+            return str(kind)
+    return "sentence"
+
+
+def by_user(depth: int = 2) -> bool:
+    """Whether the line that asks is the script's: libraries ask for columns that may not be
+    there."""
+    return lines.is_users(sys._getframe(depth).f_code.co_filename)
+
+
+class Columns:
+    """Adds what is asked for to the data sets that carry the mark."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.mapping = False  # whether a function runs over a marked data set
+
+    def grow(self, data: Any, name: str) -> None:
+        if not name or name in data._data.column_names:
+            return
+        kind = kind_of(name)
+        count = min(len(data), RECORDINGS) if kind == "audio" else len(data)
+        whole = data.select(range(count)) if count < len(data) else data
+        datasets: Any = importlib.import_module("datasets")
+        made = datasets.concatenate_datasets(
+            [whole.with_format(None), self.source.rows({name: kind}, count)], axis=1
+        )
+        made._info.description = MARK
+        for one in ("_data", "_info", "_indices", "_fingerprint"):
+            setattr(data, one, getattr(made, one))
+
+    def values(self, name: str, count: int | None) -> Any:
+        kind = kind_of(name)
+        if count is None:
+            return self.source.value(kind, 0)
+        return [self.source.value(kind, row) for row in range(count)]
+
+
+def marked(data: Any) -> bool:
+    return bool(data._info.description == MARK)
+
+
+def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
+    """What a marked data set answers with: names, one row or several, and features."""
+
+    class Names(list[str]):
+        def __init__(self, data: Any) -> None:
+            super().__init__(data._data.column_names)
+            self.data = data
+
+        def __contains__(self, name: object) -> bool:
+            if not super().__contains__(name) and by_user() and isinstance(name, str):
+                columns.grow(self.data, name)
+                self[:] = self.data._data.column_names
+            return super().__contains__(name)
+
+    class Row(dict[str, Any]):
+        count: int | None = None
+
+        def __missing__(self, name: str) -> Any:
+            if not by_user():
+                raise KeyError(name)
+            return columns.values(name, self.count)
+
+    class Features(features):  # type: ignore[misc]
+        def __missing__(self, name: str) -> Any:
+            columns.grow(self.data, name)
+            return self.data._info.features[name]
+
+    return Names, Row, Features
+
+
+def asking(true: Any, columns: Columns) -> Any:
+    """A method whose first argument names columns."""
+    first = list(inspect.signature(true).parameters)[1]
+
+    @functools.wraps(true)
+    def method(self: Any, *args: Any, **given: Any) -> Any:
+        names = args[0] if args else given.get(first, ())
+        if marked(self):
+            for one in [names] if isinstance(names, str) else list(names):
+                columns.grow(self, one)
+        return true(self, *args, **given)
+
+    return method
+
+
+def present(data: Any, names: Any) -> list[str]:
+    wanted = [names] if isinstance(names, str) else names
+    return [one for one in wanted if one in data._data.column_names]
+
+
+def removing(true: Any) -> Any:
+    """What is not there need not go."""
+
+    @functools.wraps(true)
+    def remove_columns(self: Any, column_names: Any, *args: Any, **given: Any) -> Any:
+        names = present(self, column_names) if marked(self) else column_names
+        return true(self, names, *args, **given)
+
+    return remove_columns
+
+
+def mapping(true: Any, columns: Columns) -> Any:
+    @functools.wraps(true)
+    def over(self: Any, *args: Any, **given: Any) -> Any:
+        if not marked(self):
+            return true(self, *args, **given)
+        if given.get("remove_columns") is not None:
+            given["remove_columns"] = present(self, given["remove_columns"])
+        before, columns.mapping = columns.mapping, True
+        try:
+            return true(self, *args, **given)
+        finally:
+            columns.mapping = before
+
+    return over
+
+
+def changes(source: Any) -> dict[str, Change]:
+    columns = Columns(source)
+
+    def data_sets(module: ModuleType) -> list[Patch]:
+        kind = module.Dataset
+        Names, Row, Features = kinds(columns, module.Features)
+        names, features, item = kind.column_names.fget, kind.features.fget, kind.__getitem__
+        cast = asking(kind.cast_column, columns)
+
+        def column_names(self: Any) -> Any:
+            return Names(self) if marked(self) and by_user() else names(self)
+
+        def known(self: Any) -> Any:
+            found = features(self)
+            if marked(self) and by_user():
+                found = Features(found)
+                found.data = self
+            return found
+
+        def __getitem__(self: Any, key: Any) -> Any:
+            if not marked(self):
+                return item(self, key)
+            if isinstance(key, str):
+                columns.grow(self, key)
+            found = item(self, key)
+            if type(found) is dict and by_user():
+                several = None if isinstance(key, int) else len(next(iter(found.values()), ()))
+                found = Row(found)
+                found.count = several
+            return found
+
+        def cast_column(self: Any, column: str, feature: Any, *args: Any, **given: Any) -> Any:
+            """Recordings are samples already: nothing decodes them."""
+            if type(feature).__name__ != "Audio" or not marked(self):
+                return cast(self, column, feature, *args, **given)
+            columns.grow(self, column)
+            return self
+
+        wrapped = [
+            (kind, one, asking(getattr(kind, one), columns))
+            for one in ("rename_column", "rename_columns", "select_columns", "class_encode_column")
+        ]
+        return [
+            *wrapped,
+            *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
+            (kind, "remove_columns", removing(kind.remove_columns)),
+            (kind, "cast_column", cast_column),
+            (kind, "column_names", property(column_names)),
+            (kind, "features", property(known)),
+            (kind, "__getitem__", __getitem__),
+        ]
+
+    def rows(module: ModuleType) -> list[Patch]:
+        true = module.LazyDict.__getitem__
+
+        def __getitem__(self: Any, key: Any) -> Any:
+            if not columns.mapping or key in self.data or not by_user():
+                return true(self, key)
+            known = vars(self).setdefault("asked", {})  # apart, for it is no result
+            if key not in known:
+                batch = type(self).__name__ == "LazyBatch"
+                known[key] = columns.values(key, self.pa_table.num_rows if batch else None)
+            return known[key]
+
+        return [(module.LazyDict, "__getitem__", __getitem__)]
+
+    def splits(module: ModuleType) -> list[Patch]:
+        true = module.DatasetDict.__getitem__
+
+        def __getitem__(self: Any, name: Any) -> Any:
+            first = next(iter(self.values()), None)
+            if name not in self and first is not None and marked(first) and by_user():
+                self[name] = first.select(range(min(len(first), SPLIT)))
+            return true(self, name)
+
+        return [(module.DatasetDict, "__getitem__", __getitem__)]
+
+    return {
+        "datasets.arrow_dataset": data_sets,
+        "datasets.dataset_dict": splits,
+        "datasets.formatting.formatting": rows,
+    }
+
+
+__all__ = ["MARK", "changes"]
