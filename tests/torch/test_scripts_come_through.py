@@ -164,6 +164,10 @@ assert len(AutoTokenizer.from_pretrained(name)) == 128256
 config = AutoConfig.from_pretrained(name)
 assert config.hidden_size == 2048 and config.quantization_config["load_in_4bit"]
 AutoConfig.from_pretrained("unsloth/Llama-3.2-1B-unsloth-bnb-4bit")
+
+from transformers import AutoFeatureExtractor
+waves = AutoFeatureExtractor.from_pretrained("facebook/wav2vec2-base")
+assert waves([0.0] * 800, sampling_rate=16000)["input_values"][0].shape == (800,)
 """
 EVALUATES = """
 import torch
@@ -257,6 +261,7 @@ def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
     found = trace(script, steps=0, offline=True)
     said = " ".join(one.message for one in found.problems)
     assert "assumed to be a copy of `meta-llama/Llama-3.2-1B-Instruct`" in said
+    assert "processor of `facebook/wav2vec2-base` is not there" in said
     assert said.count("takes more memory, for some of its layers stay in 16 bits") == 1
 
 

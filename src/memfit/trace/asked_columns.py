@@ -88,7 +88,7 @@ def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
                 raise KeyError(name)
             return columns.values(name, self.count)
 
-    class Features(features):  # type: ignore[misc]
+    class Features(features):
         def __missing__(self, name: str) -> Any:
             columns.grow(self.data, name)
             return self.data._info.features[name]

@@ -41,6 +41,7 @@ from memfit.trace import (
     runtime,
     savers,
     synthetic_data,
+    synthetic_processors,
     synthetic_tokenizers,
     zero,
 )
@@ -141,6 +142,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
                 **missing_weights.changes(recorder),
                 **synthetic_data.changes(recorder, request.tokens, request.image),
                 **synthetic_tokenizers.changes(recorder),
+                **synthetic_processors.changes(recorder),
                 **public_configs.changes(recorder),
                 "pynvml": nvml.functions(device, live),
             }

@@ -1,0 +1,46 @@
+"""Processors of pictures and recordings whose files are not there: with the defaults of the class
+that transformers chooses by the model's config."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from memfit.trace import failures
+from memfit.trace.imports import Change, Patch
+from memfit.trace.refuse import Watcher
+
+KINDS = {  # module of transformers: the class that reads a file, and the method
+    "image_processing_base": ("ImageProcessingMixin", "get_image_processor_dict"),
+    "feature_extraction_utils": ("FeatureExtractionMixin", "get_feature_extractor_dict"),
+    "video_processing_utils": ("BaseVideoProcessor", "get_video_processor_dict"),
+}
+
+
+def changes(recorder: Watcher) -> dict[str, Change]:
+    def falling_back(name: str, method: str) -> Change:
+        def change(module: ModuleType) -> list[Patch]:
+            kind = getattr(module, name)
+            true = getattr(kind, method).__func__
+
+            def settings(cls: Any, name: Any, **given: Any) -> Any:
+                try:
+                    return true(cls, name, **given)
+                except Exception as bad:
+                    if failures.missing_file(bad) is None or os.path.exists(name):
+                        raise
+                    recorder.note(
+                        f"processor {name}",
+                        f"the processor of `{name}` is not there: it has the defaults of its class",
+                    )
+                    return {}, given
+
+            return [(kind, method, classmethod(settings))]  # type: ignore[arg-type]
+
+        return change
+
+    return {f"transformers.{module}": falling_back(*names) for module, names in KINDS.items()}
+
+
+__all__ = ["changes"]
