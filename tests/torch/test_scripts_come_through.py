@@ -168,6 +168,18 @@ AutoConfig.from_pretrained("unsloth/Llama-3.2-1B-unsloth-bnb-4bit")
 from transformers import AutoFeatureExtractor
 waves = AutoFeatureExtractor.from_pretrained("facebook/wav2vec2-base")
 assert waves([0.0] * 800, sampling_rate=16000)["input_values"][0].shape == (800,)
+
+import urllib.request
+import requests
+there = requests.get("https://data.invalid/input.txt", timeout=1)
+there.raise_for_status()
+assert len(there.text) == len(urllib.request.urlopen("https://data.invalid/a.txt").read()) > 100_000
+"""
+DOWNLOADS = """
+import sys, urllib.request
+import requests
+address = "https://data.invalid/a.zip"
+requests.get(address, timeout=1) if sys.argv[1:] else urllib.request.urlopen(address)
 """
 EVALUATES = """
 import torch
@@ -262,7 +274,17 @@ def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
     said = " ".join(one.message for one in found.problems)
     assert "assumed to be a copy of `meta-llama/Llama-3.2-1B-Instruct`" in said
     assert "processor of `facebook/wav2vec2-base` is not there" in said
+    assert "`input.txt` was not downloaded" in said
     assert said.count("takes more memory, for some of its layers stay in 16 bits") == 1
+
+
+def test_a_failed_download_names_its_address(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DOWNLOADS)
+    for words in ((), ("by-requests",)):
+        with pytest.raises(InputError, match=r"downloads `https://data\.invalid/a\.zip`") as caught:
+            trace(script, *words)
+        assert "`--network`" in caught.value.problems[0].hint
 
 
 def test_repeated_passes_are_skipped(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import BuiltinMethodType, TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from memfit.errors import Problem
 from memfit.trace import lines
@@ -44,6 +45,8 @@ PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # where it has another name on PyPI
+# By `requests`, urllib3, httpx and urllib
+DOWNLOADS = ("ConnectionError", "MaxRetryError", "ConnectError", "URLError", "NameResolutionError")
 ELSEWHERE = "use a local folder, or run it once with a network to fill the cache"
 
 
@@ -185,6 +188,35 @@ def several(bad: BaseException, script: str) -> Told:
     return None
 
 
+def download(bad: BaseException, script: str) -> Told:
+    """What the script fetches by itself, by the address in the frames that failed."""
+    chain: list[BaseException] = []
+    at: BaseException | None = bad
+    while at is not None and len(chain) < 12:
+        chain.append(at)
+        at = at.__cause__ or at.__context__
+    if not any(type(one).__name__ in DOWNLOADS for one in chain):
+        return None
+    addresses = [found for one in chain for found in urls(one.__traceback__)]
+    hosts = [(urlsplit(one).hostname or "") for one in addresses]
+    if not addresses or hosts[0].endswith(("huggingface.co", "hf.co")):
+        return None
+    return (
+        f"`{script}` downloads `{addresses[0][:100]}`, which is unreachable",
+        "put the file where the script looks for it, or let it download with `--network`",
+    )
+
+
+def urls(trace: TracebackType | None) -> Iterator[str]:
+    while trace is not None:
+        for name in ("url", "fullurl", "URL"):
+            value = trace.tb_frame.f_locals.get(name)
+            value = getattr(value, "full_url", value)
+            if isinstance(value, str) and value.startswith("http"):
+                yield value
+        trace = trace.tb_next
+
+
 def hub(bad: BaseException, script: str) -> Told:
     """Anywhere in the chain of causes: libraries wrap these in errors of their own."""
     at: BaseException | None = bad
@@ -291,6 +323,7 @@ RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     ended,
     asks,
     several,
+    download,
     hub,
     custom_operator,
     no_values,

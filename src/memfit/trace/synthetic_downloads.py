@@ -1,0 +1,77 @@
+"""Text files that a script downloads by itself, without a network: random words in their place."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import random
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from memfit.trace.imports import Change, Patch
+from memfit.trace.refuse import Watcher
+from memfit.trace.synthetic_tokenizers import table
+
+LINES, WORDS = 8000, 16  # a line each; about as long as a book
+TEXTS = (".txt", ".text", ".md")
+HUBS = ("huggingface.co", "hf.co")  # whose clients have ways of their own
+
+
+@functools.cache
+def words() -> bytes:
+    known, source = table()["words"].split(), random.Random(0)
+    return "\n".join(" ".join(source.choices(known, k=WORDS)) for _ in range(LINES)).encode()
+
+
+def is_text(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.path.lower().endswith(TEXTS) and not (parts.hostname or "").endswith(HUBS)
+
+
+def changes(recorder: Watcher) -> dict[str, Change]:
+    def note(url: str) -> None:
+        name = urlsplit(url).path.rpartition("/")[2]
+        recorder.note(f"download {name}", f"`{name}` was not downloaded: it holds random words")
+
+    def requests(module: ModuleType) -> list[Patch]:
+        true = module.Session.request
+
+        def request(self: Any, method: str, url: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return true(self, method, url, *args, **given)
+            except OSError:
+                if method.lower() != "get" or not is_text(str(url)):
+                    raise
+                note(str(url))
+                found = module.Response()
+                found.status_code, found.url, found.encoding = 200, str(url), "utf-8"
+                found.raw, found.headers["content-length"] = io.BytesIO(words()), str(len(words()))
+                return found
+
+        return [(module.Session, "request", request)]
+
+    def urllib(module: ModuleType) -> list[Patch]:
+        true = module.urlopen
+
+        def urlopen(url: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return true(url, *args, **given)
+            except OSError:
+                named = str(getattr(url, "full_url", url))
+                if not is_text(named):
+                    raise
+                note(named)
+                message: Any = importlib.import_module("email.message")
+                headers = message.Message()
+                headers["Content-Length"] = str(len(words()))
+                kind: Any = importlib.import_module("urllib.response")
+                return kind.addinfourl(io.BytesIO(words()), headers, named, 200)
+
+        return [(module, "urlopen", urlopen)]
+
+    return {"requests.sessions": requests, "urllib.request": urllib}
+
+
+__all__ = ["changes"]
