@@ -165,7 +165,12 @@ config = AutoConfig.from_pretrained(name)
 assert config.hidden_size == 2048 and config.quantization_config["load_in_4bit"]
 AutoConfig.from_pretrained("unsloth/Llama-3.2-1B-unsloth-bnb-4bit")
 
-from transformers import AutoFeatureExtractor
+from transformers import AutoFeatureExtractor, AutoModelForCausalLM, Mxfp4Config
+assert AutoTokenizer.from_pretrained("facebook/opt-350m").pad_token == "<pad>"
+small = AutoConfig.from_pretrained("openai/gpt-oss-20b", num_hidden_layers=1)
+small = AutoModelForCausalLM.from_pretrained(
+    "openai/gpt-oss-20b", config=small, quantization_config=Mxfp4Config(dequantize=True))
+assert small.dtype.itemsize == 2
 waves = AutoFeatureExtractor.from_pretrained("facebook/wav2vec2-base")
 assert waves([0.0] * 800, sampling_rate=16000)["input_values"][0].shape == (800,)
 

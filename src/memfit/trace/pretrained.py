@@ -270,6 +270,8 @@ def job_of(asked: Any) -> Job | None:
     method = str(
         getattr(values.get("quant_method"), "value", values.get("quant_method") or "bitsandbytes")
     )
+    if values.get("dequantize") or getattr(asked, "dequantize", False):
+        return None  # 16-bit weights from the start (`Mxfp4Config(dequantize=True)`)
     if "bitsandbytes" not in method:
         raise CannotFollow(
             f"a trace does not support weights quantized by `{method}`",

@@ -47,6 +47,8 @@ CLIP = {
 }
 T5 = {"eos_token": "</s>", "pad_token": "<pad>"}
 GPT = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+OPT = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"}
+BLOOM = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 LLAMA = {"bos_token": "<s>", "eos_token": "</s>"}
 QWEN = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 KINDS = {
@@ -54,8 +56,10 @@ KINDS = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "bart", "longformer"), ROBERTA),
     **dict.fromkeys(("deberta", "deberta-v2"), BERT),
     "clip_text_model": CLIP,
-    **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers"), T5),
-    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "phi"), GPT),
+    **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers", "marian"), T5),
+    **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "phi"), GPT),
+    "opt": OPT,
+    "bloom": BLOOM,
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl", "qwen2_5_vl"), QWEN),
 }
 AROUND = (  # the first special tokens that are there: before a text, after it
@@ -63,6 +67,7 @@ AROUND = (  # the first special tokens that are there: before a text, after it
     (ROBERTA, "<s>", "</s>"),
     (CLIP, "<|startoftext|>", "<|endoftext|>"),
     (T5, "", "</s>"),
+    (OPT, "</s>", ""),
     (LLAMA, "<s>", ""),
 )
 
@@ -119,7 +124,8 @@ def changes(recorder: Watcher) -> dict[str, Change]:
             try:
                 found = true(cls, name, *args, **given)
             except Exception as bad:
-                without = NO_FILES in str(bad) and not os.path.exists(name)
+                said = any(one in str(bad) for one in NO_FILES)
+                without = said and not os.path.exists(name)
                 if failures.missing_file(bad) is None and not without:
                     raise
                 return made(str(name), given, recorder)
@@ -160,8 +166,8 @@ CHOSEN = (  # of the arguments of `from_pretrained`
     "bos_token",
 )
 # What transformers says of a tokenizer of which no file is there (tokenization_utils_tokenizers.py,
-# 5.23).
-NO_FILES = "Couldn't instantiate the backend tokenizer"
+# 5.23), and Python where one of its own classes opens them.
+NO_FILES = ("Couldn't instantiate the backend tokenizer", "PathLike object, not NoneType")
 FEW = 100  # tokens of a vocabulary of special ones
 VOCABULARIES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277}
 
