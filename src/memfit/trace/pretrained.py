@@ -181,6 +181,8 @@ def load(
     config, rest = config_of(cls, name, given)
     asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
     wanted = job_of(asked)
+    if getattr(asked, "dequantize", False) and getattr(config, "dtype", None) is None:
+        config.dtype = torch.bfloat16  # as such checkpoints store what is not quantized
     dtype = dtype_of(rest, config, quantized=wanted is not None)
     place, info = rest.pop("device_map", None), given.get("output_loading_info")
     build = {
