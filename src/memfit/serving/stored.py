@@ -37,6 +37,13 @@ class Scheme:
     only_experts: bool = False
     head: bool = False  # the output head is quantized, too
     nested: bool = False  # bitsandbytes' scales are quantized once more
+    named: tuple[tuple[str, Scheme], ...] = ()  # by name within a layer; all others stay in 16 bits
+
+    def of(self, name: str) -> Scheme:
+        """The scheme of one matrix, by its name within a layer."""
+        if not self.named:
+            return self
+        return next((one for known, one in self.named if known == name), PLAIN)
 
     def keeps(self, name: str) -> bool:
         """Whether the module `name` stays in 16 bits."""
@@ -320,9 +327,49 @@ def read_bnb(settings: Any) -> Scheme:
 def read_modelopt(settings: Any) -> Scheme | None:
     inner = settings.get("quantization", settings)
     algorithm = str(inner.get("quant_algo", settings.get("quant_algo", ""))).upper()
+    if algorithm == "MIXED_PRECISION":
+        return read_mixed(inner.get("quantized_layers", settings.get("quantized_layers")))
+    return modelopt_scheme(algorithm)
+
+
+def modelopt_scheme(algorithm: str) -> Scheme | None:
     if algorithm == "FP8":
         return Scheme(kind="fp8", bits=8)
     return Scheme(kind="fp4", bits=4, group=16) if "NVFP4" in algorithm else None
+
+
+# Layers that engines merge under a name of their own, by the name of a part.
+MERGED = {"in_proj_qkv": "in_proj_qkvz"}
+
+
+def read_mixed(layers: Any) -> Scheme | None:
+    """ModelOpt's mix: an algorithm for each matrix. None where layers differ in one of theirs."""
+    if not isinstance(layers, Mapping) or not layers:
+        return None
+    found: dict[str, Scheme] = {}
+    for path, settings in layers.items():
+        one = modelopt_scheme(str(settings.get("quant_algo", "")).upper())
+        if one is None:
+            return None
+        for name in names_in_layer(str(path)):
+            if found.setdefault(name, one) != one:
+                return None
+    kinds = [one.kind for one in found.values()]
+    return Scheme(kind=max(set(kinds), key=kinds.count), bits=4, named=tuple(found.items()))
+
+
+def without_head(scheme: Scheme) -> Scheme:
+    """The same with an output head in 16 bits."""
+    return replace(scheme, named=tuple(one for one in scheme.named if one[0] != "lm_head"))
+
+
+def names_in_layer(path: str) -> tuple[str, ...]:
+    """Names within a layer of what `model.layers.3.mlp.experts` stands for."""
+    name = path.split(".layers.", 1)[-1].partition(".")[2] if ".layers." in path else path
+    stem, _, last = name.rpartition(".")
+    if last == "experts":  # a stack of each projection
+        return f"{stem}.up", f"{stem}.down"
+    return (f"{stem}.{MERGED[last]}",) if last in MERGED else (name,)
 
 
 def read_w4a8(settings: Any) -> Scheme:

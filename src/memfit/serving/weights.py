@@ -10,7 +10,7 @@ whole, so the sizes go through the allocator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from memfit.formats import FORMATS
@@ -105,14 +105,16 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
         sizes += ends(model.final, rank)
         if not model.tied and not model.headless:
             rows = table_rows(model.vocab, rank, rank.head or rank.tensor)
-            sizes.append(rows * model.width * rank.width)
+            head = "lm_head" if rank.scheme.named else ""
+            kept = frozenset() if head else frozenset([head])
+            sizes += stored(head, model.width, (rows,), rank, kept)
     return sizes + rotary_tables(model, rank) + lora_slots(model, rank)
 
 
-def rank_bytes(model: Model, rank: Rank, reserved: bool = False) -> int:
+def rank_bytes(model: Model, rank: Rank, reserved: bool = False, more: Iterable[int] = ()) -> int:
     """Bytes that `torch.cuda.memory_allocated` shows after loading, or all that the allocator
-    reserved."""
-    allocator = allocate(rank_sizes(model, rank))
+    reserved. `more` are sizes of tensors that are loaded behind the model's."""
+    allocator = allocate([*rank_sizes(model, rank), *more])
     return allocator.reserved if reserved else allocator.allocated
 
 
@@ -194,7 +196,8 @@ def stored(
 ) -> Iterator[int]:
     """The tensors of one matrix, quantized unless its name is among the kept."""
     matrix = Matrix(name=name, inputs=inputs, parts=parts, bias=bias, experts=experts)
-    yield from tensors(matrix, PLAIN if name in kept else rank.scheme, rank.sm, rank.width)
+    scheme = PLAIN if name in kept else rank.scheme.of(name)
+    yield from tensors(matrix, scheme, rank.sm, rank.width)
 
 
 def kv_heads(heads: int, ranks: int) -> int:

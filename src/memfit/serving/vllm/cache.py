@@ -25,11 +25,12 @@ class Spec:
     window: int = 0
     heads: int = 0
     head: int = 0
+    states: int = 1  # pages of a request's state
 
     def pages(self, length: int, batched: int) -> int:
         """The most pages that one request of `length` tokens uses."""
         if self.kind == "state":
-            return 1
+            return self.states
         if self.kind == "sliding":
             # the window less one, the tokens of one step, and a page for a window that starts
             # within a block

@@ -9,6 +9,7 @@ from memfit.errors import InputError, Problem
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.drafts import draft_sizes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.vllm.cache import Layout, layout
 from memfit.serving.vllm.graphs import graph_bytes
@@ -71,7 +72,8 @@ class VLLM:
         device = question.devices[0] if question.devices else None
         # platforms/rocm.py get_current_memory_usage: total less free, so all that was reserved
         rocm = device is not None and device.gpu is not None and device.gpu.vendor == "amd"
-        weights = rank_bytes(setup.model, setup.rank, reserved=rocm)
+        draft = draft_sizes(setup.draft, setup.model, setup.rank)
+        weights = rank_bytes(setup.model, setup.rank, reserved=rocm, more=draft)
         # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
         offloaded = min(weights, setup.offload)
         weights -= offloaded

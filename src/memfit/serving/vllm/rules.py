@@ -42,6 +42,9 @@ class Rules:
     nested_scales: bool = False  # bitsandbytes' double quantization stays; else scales are in fp32
     large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
+    aligned_states: bool = False  # a cached prefix keeps one page more of each state
+    stored_caches: bool = False  # ModelOpt's checkpoints may say how the cache is kept
+    stored_heads: bool = False  # ModelOpt's mix may quantize the output head
     items: int = 999  # images of one request, unless limited (config.py limit_per_prompt)
     frames: int = 14  # of a video in the profiling run (qwen2_vl.py _MAX_FRAMES_PER_VIDEO)
     marks_are_items: bool = False  # marks around an image count as its tokens
@@ -90,11 +93,15 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
     # multimodal/profiling.py counts get_num_embeds, not the length
     ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
+    ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),
     ((0, 20, 0), {"counted_graphs": True, "utilization": 0.92}),
     ((0, 20, 1), {"tokens_by_concurrency": True}),  # kv_cache_utils.py of 0.20.2, not of 0.18.1;
     # a log of 0.20.0 counts blocks
+    # modelopt.py get_quant_method knows ParallelLMHead in 0.24.0, not in 0.22.0; a log of 0.22.1
+    # has the weights of a stored head
+    ((0, 22, 1), {"stored_heads": True}),
 )
 
 

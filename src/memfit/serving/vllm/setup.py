@@ -8,9 +8,10 @@ from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
-from memfit.serving.stored import Scheme, scheme_of
+from memfit.serving.drafts import draft_layers
+from memfit.serving.stored import Scheme, scheme_of, without_head
 from memfit.serving.vllm.images import Images, Step, images, pixel_problems
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
@@ -23,9 +24,9 @@ LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a
 
 # Options whose memory is not counted, in words.
 UNCOUNTED = {
-    "speculative_config": "the draft model of speculative decoding is",
     "kv_transfer_config": "the buffers of the connector that moves the cache are",
 }
+MODEL_FREE = ("ngram", "ngram_gpu", "suffix")  # guesses from the text itself
 COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
 
 
@@ -59,6 +60,9 @@ class Setup:
     blocks: int = 0
     sm: tuple[int, int] | None = None
     images: Images = Images()  # in the profiling run
+    draft: tuple[Layer, ...] = ()  # layers that guess tokens ahead
+    guesses: int = 0  # tokens ahead
+    state_pages: int = 1  # of a request's state in each layer
     command: str = ""
     problems: tuple[Problem, ...] = ()
 
@@ -83,6 +87,7 @@ def set_up(question: Question) -> Setup:
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
     scheme = scheme_of(subject.config, problems, method=options.get("quantization"))
     scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
+    scheme = scheme if rules.stored_heads else without_head(scheme)
     problems += [*split_problems(model, tensor, utilization), *pixel_problems(options)]
     length = length_of(model, options, problems)
     width = width_of(model, options, problems)
@@ -116,7 +121,7 @@ def set_up(question: Question) -> Setup:
         batched=batched,
         utilization=utilization,
         width=width,
-        kv_dtype=str(options.get("kv_cache_dtype", "auto")),
+        kv_dtype=cache_dtype(subject.config, options, rules),
         state_dtype=state_dtype(subject.config, options),
         block=int(options.get("block_size", 16)),
         hybrid=not options.get("disable_hybrid_kv_cache_manager"),
@@ -128,8 +133,46 @@ def set_up(question: Question) -> Setup:
         blocks=int(options.get("num_gpu_blocks_override", 0)),
         sm=capability(question),
         images=seen or Images(),
+        **drafted(question, model, rules),
         problems=tuple(problems),
     )
+
+
+def cache_dtype(config: Mapping[str, Any], options: Mapping[str, Any], rules: Rules) -> str:
+    """`kv_cache_dtype`; where it is open, what a checkpoint of ModelOpt says (torch_utils.py
+    get_kv_cache_quant_algo_string)."""
+    given = str(options.get("kv_cache_dtype") or "auto")
+    stored = config.get("quantization_config")
+    if given != "auto" or not rules.stored_caches or not isinstance(stored, Mapping):
+        return given
+    inner = stored.get("quantization")
+    found = {**stored, **(inner if isinstance(inner, Mapping) else {})}
+    scheme = found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo")
+    fp8 = {"dynamic": False, "num_bits": 8, "type": "float"}
+    eighth = scheme == fp8 if isinstance(scheme, Mapping) else str(scheme).upper() == "FP8"
+    return "fp8" if eighth and str(stored.get("quant_method")).startswith("modelopt") else given
+
+
+def drafted(question: Question, model: Model, rules: Rules) -> Any:
+    """The draft layers, the tokens that they guess, and the pages of a state, which are one more
+    for each of them, and where prefixes are cached (kv_cache_interface.py MambaSpec, 0.16 on)."""
+    given = question.options.get("speculative_config")
+    words = given if isinstance(given, Mapping) else {}
+    guesses = words.get("num_speculative_tokens")
+    count = guesses if isinstance(guesses, int) and guesses > 0 else int(bool(words))
+    cached = bool(question.options.get("enable_prefix_caching")) and rules.aligned_states
+    return {
+        "draft": own_draft(question, model),
+        "guesses": count,
+        "state_pages": 1 + cached + count,
+    }
+
+
+def own_draft(question: Question, model: Model) -> tuple[Layer, ...]:
+    """The model's own draft layers, where `speculative_config` asks for them."""
+    given = question.options.get("speculative_config")
+    method = str(given.get("method") or "") if isinstance(given, Mapping) else ""
+    return draft_layers(model, question.subject.config) if method.endswith("mtp") else ()
 
 
 def rank_of(
@@ -169,11 +212,25 @@ def notes(question: Question, compiles: bool, images_known: bool) -> list[Proble
     found = [] if images_known else [images_note()]
     if compiles:
         found.append(compiling_note())
+    given = question.options.get("speculative_config")
+    method = given.get("method") if isinstance(given, Mapping) else None
+    model = question.subject.model
+    if given and method not in MODEL_FREE and not (model and own_draft(question, model)):
+        found.append(draft_note())
     return found + [
         Problem(level="warning", message=f"{what} not counted", where=name)
         for name, what in UNCOUNTED.items()
         if question.options.get(name)
     ]
+
+
+def draft_note() -> Problem:
+    """A word about draft models that are not the model's own layers."""
+    return Problem(
+        level="warning",
+        message="the draft model of speculative decoding is not counted",
+        where="speculative_config",
+    )
 
 
 def images_note() -> Problem:

@@ -27,7 +27,8 @@ def layer_specs(setup: Setup) -> list[Spec]:
     sparse = "index_topk" in setup.subject.config
     # platforms/cuda.py: the kernel of sparse latent attention wants blocks of 64 tokens
     block_size = SPARSE_BLOCK if sparse else setup.block
-    for layer in setup.model.layers[setup.rank.layers[0] : setup.rank.layers[1]]:
+    target = setup.model.layers[setup.rank.layers[0] : setup.rank.layers[1]]
+    for layer in (*target, *setup.draft):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
@@ -45,7 +46,8 @@ def layer_specs(setup: Setup) -> list[Spec]:
                     )
                 )
             elif isinstance(mixer, Recurrent):
-                found.append(Spec(kind="state", block=setup.block, page=state_page(setup, mixer)))
+                page, pages = state_page(setup, mixer), setup.state_pages
+                found.append(Spec(kind="state", block=setup.block, page=page, states=pages))
             elif isinstance(mixer, Latent):
                 token = mixer.cached * size
                 # models/config.py DeepseekV32ForCausalLM: any fp8 is the kernel's own format
@@ -60,9 +62,11 @@ def layer_specs(setup: Setup) -> list[Spec]:
 
 def state_page(setup: Setup, mixer: Recurrent) -> int:
     """Bytes of one request's state in one layer: in the model's numbers, unless the config or
-    `mamba_ssm_cache_dtype` say that the recurrent part is in fp32."""
+    `mamba_ssm_cache_dtype` say that the recurrent part is in fp32. The convolution keeps a column
+    more for each guessed token (mamba_utils.py gated_delta_net_state_shape)."""
     wide = 4 if "32" in setup.state_dtype else setup.width
-    return (mixer.conv * setup.width + mixer.state * wide) // setup.rank.heads
+    conv = mixer.conv + setup.guesses * (mixer.kernel - mixer.conv)
+    return (conv * setup.width + mixer.state * wide) // setup.rank.heads
 
 
 def aligned(specs: list[Spec], setup: Setup) -> list[Spec]:

@@ -1,0 +1,104 @@
+"""Draft layers, mixed quantization, and what caches of hybrid models keep for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memfit.model import catalog
+from memfit.model.source import from_catalog
+from memfit.serving.base import Question
+from memfit.serving.stored import read_scheme
+from memfit.serving.subject import subject_from
+from memfit.serving.vllm.setup import Setup, set_up
+from memfit.serving.vllm.specs import layer_specs
+from memfit.truth.served import UNSEEN, judge, read_served
+from memfit.verb_engine import serve
+
+MIXED = "nvidia/Qwen3.6-35B-A3B-NVFP4"
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+def settings(name: str, version: str = "0.22.1", **options: Any) -> Setup:
+    subject = subject_from(from_catalog(catalog.find(name) or name))
+    return set_up(Question(subject=subject, options=options, version=version))
+
+
+def gib(name: str, version: str = "0.22.1", **options: Any) -> float:
+    asked = {"engine": "vllm", "offline": True, "engine_version": version, **options}
+    return float(serve(name, **asked).figures["weights_gib"])
+
+
+def test_a_log_with_draft_layers() -> None:
+    """Qwen3.6-35B-A3B in ModelOpt's mix with one MTP layer in 16 bits, vLLM 0.22.1: 21.93 GiB, one
+    block for 2,128 tokens, and 24.62 requests of 262,144 tokens in 74.76 GiB."""
+    row = next(one for one in read_served(UNSEEN) if one.id == "unseen-0013")
+    assert judge(row).predicted["weights_gib"] == pytest.approx(21.93, rel=0.006)
+    blocks = {one.block for one in layer_specs(settings(MIXED, **row.options))}
+    assert 2128 in blocks
+    bytes_, answer = 74.76 * 2**30, judge(row).predicted
+    share = answer["max_concurrency"] / answer["kv_gib"] / 2**30
+    assert share * bytes_ == pytest.approx(24.62, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        # attention, 256 experts of 512, a shared one, the router, and the projection
+        ("Qwen/Qwen3.6-35B-A3B", 2 * (257 * 3 * 512 * 2048 + 258 * 2048 + 2 * 2048**2)),
+        # DeepSeek-V3: 256 experts of 2,048 in fp8
+        ("deepseek-ai/DeepSeek-V3", 257 * 3 * 2048 * 7168),
+    ],
+)
+def test_weights_of_a_draft_layer(name: str, layer: int) -> None:
+    more = gib(name, speculative_config=MTP) - gib(name)
+    assert more == pytest.approx(layer / 2**30, rel=0.06)
+
+
+def test_drafts_that_are_not_counted_are_said() -> None:
+    def said(**given: object) -> bool:
+        answer = serve("qwen3-8b", engine="vllm", offline=True, speculative_config=given)
+        return any("draft model" in problem.message for problem in answer.problems)
+
+    assert said(method="eagle3", model="x/y", num_speculative_tokens=3)
+    assert said(method="mtp", num_speculative_tokens=1)  # Qwen3-8B has no such layer
+    assert not said(method="ngram", num_speculative_tokens=3)
+
+
+def test_states_of_cached_prefixes_and_of_guesses() -> None:
+    def pages(version: str = "0.22.1", **options: Any) -> int:
+        found = layer_specs(settings(MIXED, version, **options))
+        return next(one.states for one in found if one.kind == "state")
+
+    assert (pages(), pages(enable_prefix_caching=True)) == (1, 2)
+    assert pages(enable_prefix_caching=True, speculative_config=MTP) == 4
+    assert pages("0.13.0", enable_prefix_caching=True) == 1
+
+
+def test_modelopts_mix_is_read_by_name() -> None:
+    config = {
+        "quantization_config": {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"},
+                "model.layers.0.linear_attn.in_proj_qkv": {"quant_algo": "FP8"},
+            },
+        }
+    }
+    scheme = read_scheme(config)
+    assert scheme is not None
+    names = ("mlp.up", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "lm_head")
+    assert [scheme.of(name).kind for name in names] == ["fp4", "fp8", "plain", "plain"]
+    layers = config["quantization_config"]["quantized_layers"]
+    layers["model.layers.1.mlp.experts"] = {"quant_algo": "FP8"}  # type: ignore[index]
+    assert read_scheme(config) is None
+
+
+def test_a_checkpoint_may_say_how_the_cache_is_kept() -> None:
+    name = "nvidia/Qwen3.6-27B-NVFP4"
+    assert settings(name).kv_dtype == "fp8"
+    assert settings(name, kv_cache_dtype="bfloat16").kv_dtype == "bfloat16"
+    assert settings(name, "0.13.0").kv_dtype == "auto"
+    assert settings(MIXED).kv_dtype == "auto"
