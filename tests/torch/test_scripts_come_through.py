@@ -292,6 +292,29 @@ def test_a_failed_download_names_its_address(tmp_path: Path) -> None:
         assert "`--network`" in caught.value.problems[0].hint
 
 
+WITHOUT_DATA = "def {name}(*_): raise LookupError\n"
+SPLITS = """
+import nltk.data, torch
+from nltk.tokenize import sent_tokenize
+nltk.data.find("tokenizers/punkt")
+assert sent_tokenize("A sentence. Another one.") == ["A sentence.", "Another one."]
+torch.from_numpy(torch.load("series.pt"))
+"""
+
+
+def test_data_of_nltk_and_of_a_missing_file(tmp_path: Path) -> None:
+    """nltk's two modules, as they are without their data."""
+    (tmp_path / "nltk").mkdir()
+    for module, names in (("data", ["find"]), ("tokenize", ["sent_tokenize", "word_tokenize"])):
+        text = "".join(WITHOUT_DATA.format(name=name) for name in names)
+        (tmp_path / "nltk" / f"{module}.py").write_text(text)
+    script = tmp_path / "train.py"
+    script.write_text(SPLITS)
+    with pytest.raises(InputError, match=r"needs the data of a file that is not there") as caught:
+        trace(script)
+    assert "torch.from_numpy" in str(caught.value.problems[0].where)
+
+
 def test_repeated_passes_are_skipped(tmp_path: Path) -> None:
     """Many take what few take; the first of all differs by a workspace."""
     found = []

@@ -306,6 +306,16 @@ def no_values(bad: BaseException, script: str) -> Told:
     return None
 
 
+def no_data(bad: BaseException, script: str) -> Told:
+    """An array or a tensor that a missing file would hold."""
+    if not re.search(r"\(got Checkpoint\)|not '?Checkpoint'?\b", str(bad)):
+        return None
+    return (
+        f"`{script}` needs the data of a file that is not there",
+        "put a small file of the same shapes where the script loads it",
+    )
+
+
 def no_sizes(bad: BaseException, script: str) -> Told:
     """torch's own sentence, where it reads a size in C++."""
     return UNSIZED if "found element of type Checkpoint" in str(bad) else None
@@ -328,5 +338,6 @@ RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     custom_operator,
     no_values,
     no_sizes,
+    no_data,
 )
 __all__ = ["explain"]

@@ -1,4 +1,5 @@
-"""Text files that a script downloads by itself, without a network: random words in their place."""
+"""What a script downloads by itself, without a network: random words take the place of text
+files."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import functools
 import importlib
 import io
 import random
+import re
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
+from memfit.trace import asked_columns
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
@@ -71,7 +74,43 @@ def changes(recorder: Watcher) -> dict[str, Change]:
 
         return [(module, "urlopen", urlopen)]
 
-    return {"requests.sessions": requests, "urllib.request": urllib}
+    def language(module: ModuleType) -> list[Patch]:
+        """nltk's splitters, without the data that they download."""
+
+        def splitting(name: str, pattern: str) -> Patch:
+            true = getattr(module, name)
+
+            def tokenize(text: str, *args: Any, **given: Any) -> list[str]:
+                try:
+                    found: list[str] = true(text, *args, **given)
+                except LookupError:
+                    recorder.note("nltk", "nltk's data is not there: texts are split at spaces")
+                    found = [one for one in re.split(pattern, text) if one]
+                return found
+
+            return (module, name, tokenize)
+
+        return [splitting("sent_tokenize", r"(?<=[.!?])\s+"), splitting("word_tokenize", r"\s+")]
+
+    def packages(module: ModuleType) -> list[Patch]:
+        true = module.find
+
+        def find(name: str, *args: Any, **given: Any) -> Any:
+            try:
+                return true(name, *args, **given)
+            except LookupError:
+                if not asked_columns.by_user():
+                    raise
+                return name  # a script asks whether it is there, to download it
+
+        return [(module, "find", find)]
+
+    return {
+        "requests.sessions": requests,
+        "urllib.request": urllib,
+        "nltk.tokenize": language,
+        "nltk.data": packages,
+    }
 
 
 __all__ = ["changes"]
