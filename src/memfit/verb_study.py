@@ -18,7 +18,7 @@ from memfit.job import CHECKPOINTING as CHECKPOINTED
 from memfit.model.heads import with_head
 from memfit.model.modules import Model
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
-from memfit.strategy import ONE
+from memfit.strategy import LAYOUTS, ONE
 from memfit.uses import strategy_from
 from memfit.words import Ask, Studying, gather, job_of, planned_model, read_into
 
@@ -124,7 +124,9 @@ def layouts_of(how: Studying, clusters: Sequence[Cluster], problems: list[Proble
     known = {name.lower(): name for name in (*SPREAD, *ALONE)}
     names = [name.lower() for name in listed(how.layouts)]
     problems += [
-        unknown("layout", name, "layouts", tuple(known.values()))
+        one_layout(name)
+        if name.partition("=")[0] in LAYOUTS
+        else unknown("layout", name, "layouts", tuple(known.values()))
         for name in names
         if name not in known
     ]
@@ -142,6 +144,14 @@ def layouts_of(how: Studying, clusters: Sequence[Cluster], problems: list[Proble
         message = "`layouts` and `use` both choose the layouts"
         problems.append(Problem(message=message, where="use", hint="remove one of them"))
     return [how.use] if how.use else [known[name] for name in names if name in known]
+
+
+def one_layout(name: str) -> Problem:
+    return Problem(
+        message=f"`{name}` is not one of the layouts that a study compares",
+        where="layouts",
+        hint=f"use `--use {name}` to study this layout alone",
+    )
 
 
 def chosen(name: str, text: str, known: Sequence[str], problems: list[Problem]) -> list[str]:

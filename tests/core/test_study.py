@@ -220,6 +220,7 @@ def test_reports(found: Study) -> None:
         ({"lengths": "0,abc"}, "abc"),
         ({"methods": "prompt"}, "prompt"),
         ({"layouts": "DDP,gemini"}, "gemini"),
+        ({"layouts": "fsdp"}, "use `--use fsdp`"),
         ({"attention": "egaer"}, "egaer"),
         ({"checkpointing": ""}, "`checkpointing` is empty"),
         ({"use": "fsdp=3"}, "3"),
