@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from memfit.words import names_gpu, one_model
+from memfit.words import is_gpu, names_gpu, one_model
 
 HELP = """\
 {help}.
@@ -42,6 +42,8 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     first = words[0] if words else ""
     if not first or first in verbs or first in OWN:
         return list(words)
+    if not first.startswith("-") and is_gpu(first) and not is_model(first):
+        return ["card", "--gpu", *words]
     if not first.startswith("-") and not modelled(first, verbs):
         return list(words)
     from memfit.verb_card import OPTIONS
@@ -58,6 +60,14 @@ def helped(words: Sequence[str]) -> list[str]:
     if words[0] == "version":
         return ["--version"]
     return [*words[1:2], "--help"] if words[0] == "help" else ["--help"]
+
+
+def is_model(word: str) -> bool:
+    from pathlib import Path
+
+    from memfit.model import catalog
+
+    return catalog.find(word) is not None or Path(word).exists()
 
 
 def modelled(word: str, verbs: Collection[str]) -> bool:

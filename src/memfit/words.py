@@ -402,10 +402,15 @@ def one_model(words: tuple[str, ...]) -> str:
 
 def names_gpu(words: tuple[str, ...]) -> bool:
     """Whether the second of two words is a GPU, or a machine with some."""
-    if len(words) != 2 or (words[1].isdecimal() and len(words[1]) < 3):
+    return len(words) == 2 and is_gpu(words[1])
+
+
+def is_gpu(word: str) -> bool:
+    """Whether a word names a GPU, or a machine with some; a number below 100 does not."""
+    if word.isdecimal() and len(word) < 3:
         return False
     try:
-        return cluster_of(words[1], "") is not None
+        return cluster_of(word, "") is not None
     except InputError:
         return False
 
