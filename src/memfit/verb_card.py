@@ -148,9 +148,12 @@ def built(name: str) -> list[Model]:
 
 def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:
     """The job that a question with the use's options means."""
+    from memfit.plan.card import options_of
+
     layouts = frozenset(name for name, _ in strategy.uses())
-    usual = assumed(use.options, model.config, layouts, "bf16" if gpu is None else gpu.half)
-    return Job(**{**usual, **use.options})
+    options = options_of(use, model)
+    usual = assumed(options, model.config, layouts, "bf16" if gpu is None else gpu.half)
+    return Job(**{**usual, **options})
 
 
 def served(model: Model, quant: str, cluster: Cluster, context: int) -> Served | None:

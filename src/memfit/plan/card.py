@@ -95,6 +95,11 @@ class Card:
     def fits(self) -> bool:
         return any(row.fits for row in self.rows)
 
+    @property
+    def context(self) -> int:
+        """Tokens of each user's context."""
+        return context_of(self.model)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Smallest:
@@ -233,24 +238,42 @@ def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jo
 
 def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
     """Memory is a line in the context: two points say where it ends, and that is tried."""
-    first = serve(model, use.gguf, cluster, CONTEXT)
+    context = context_of(model)
+    first = serve(model, use.gguf, cluster, context)
     if first is None:
         return Row(use=use, refused="llama.cpp has no graph of it in memfit")
     if not first.fits:
         return Row(use=use, device=first.device)
-    top = max(CONTEXT, positions(model, Job(task="inference", new_tokens=0)) // UNIT * UNIT)
-    next_point = serve(model, use.gguf, cluster, 2 * CONTEXT)
-    slope = 0 if next_point is None else max(0, next_point.device - first.device) / CONTEXT
+    next_point = serve(model, use.gguf, cluster, 2 * context)
+    slope = 0 if next_point is None else max(0, next_point.device - first.device) / context
     room = usable(cluster.gpu) - first.device
-    longest = top if slope == 0 else min(top, CONTEXT + int(room / slope) // UNIT * UNIT)
-    for _ in range(TRIES):
-        known = serve(model, use.gguf, cluster, longest)
-        if longest <= CONTEXT or (known is not None and known.fits):
-            break
-        longest -= UNIT
-    longest = max(CONTEXT, longest)
-    many = longest // CONTEXT  # slots share one context
-    return Row(use=use, fits=True, device=first.device, longest=longest, most=many)
+    reach = MOST * context if slope == 0 else context + int(room / slope)
+
+    def far(tokens: int, unit: int) -> int:
+        """Up to these tokens, in steps back until it fits; one user's context does."""
+        for less in range(0, TRIES * unit, unit):
+            known = serve(model, use.gguf, cluster, tokens - less)
+            if tokens - less <= context or (known is not None and known.fits):
+                return max(context, tokens - less)
+        return context
+
+    top = positions(model, Job(task="inference", new_tokens=0))
+    longest = far(top if top <= reach else reach // UNIT * UNIT, UNIT)
+    # slots share one context, which may be longer than one sequence (llama.cpp `-c`, `-np`)
+    most = far(min(MOST, reach // context) * context, context) // context
+    return Row(use=use, fits=True, device=first.device, longest=longest, most=most)
+
+
+def options_of(use: Use, model: Model) -> Mapping[str, Any]:
+    """The options of a use's question, with a prompt that the model has positions for."""
+    if not use.answers or use.gguf:
+        return use.options
+    return {**use.options, "seq": context_of(model) - use.options["new_tokens"]}
+
+
+def context_of(model: Model) -> int:
+    """Tokens of each user's context: fewer where the model has not so many positions."""
+    return min(CONTEXT, model.positions or CONTEXT)
 
 
 def positions(model: Model, job: Job) -> int:
@@ -301,6 +324,8 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
             return 0
         good, known = 1, ((1, short(unit)),)
     found = last(lambda count: short(count * unit), ends, start, good, known, share=SHARE)
+    if found == ends and top % unit and look.over(job.replace(**{name: top})) <= 0:
+        return top
     refused = found
     for _ in range(TRIES):
         if found < 1:
@@ -408,7 +433,7 @@ def fitting_uses(
         if use.answers is not answers:
             continue
         if use.gguf:
-            served = serve(model, use.gguf, cluster, CONTEXT)
+            served = serve(model, use.gguf, cluster, context_of(model))
             if served is not None and served.fits:
                 yield use, served.device
             continue
@@ -443,6 +468,7 @@ __all__ = [
     "Smallest",
     "Smallests",
     "card",
+    "options_of",
     "shelf",
     "smallest",
 ]

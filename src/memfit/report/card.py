@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memfit.commands import gpu_words
-from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests
+from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests, Use
 from memfit.report.figures import count, gib
 
 LABEL = 11
@@ -27,10 +27,10 @@ def card_lines(found: Card) -> Iterator[str]:
         return
     best = [row for row in found.rows if row.best]
     yield f"{model.name} on {where}: {verdict(best)}"
-    yield from highlights(best, found.rows)
+    yield from highlights(best, found.rows, found.context)
     yield f"next step: {next_command(found)}"
     for title, answers, heads in (
-        ("answering", True, ("longest context", f"users at {CONTEXT:,}")),
+        ("answering", True, ("longest context", f"users at {found.context:,}")),
         ("fine-tuning", False, ("longest sequence", "largest batch")),
     ):
         rows = [row for row in found.rows if row.use.answers is answers]
@@ -40,7 +40,7 @@ def card_lines(found: Card) -> Iterator[str]:
         yield (f"{title:<{LABEL + 4}}{'GiB':>9}{heads[0]:>19}{heads[1]:>16}{'tokens/s':>12}")
         yield from (row_line(row) for row in rows)
     yield ""
-    yield f"GiB and tokens/s: answering for one user with {CONTEXT:,} tokens of context,"
+    yield f"GiB and tokens/s: answering for one user with {found.context:,} tokens of context,"
     yield f"fine-tuning by TRL's defaults; {gib(usable(found))} GiB usable. * the best that fits"
     copied = [row.use.title for row in found.rows if row.fits and copies(found, row)]
     if copied:
@@ -78,22 +78,22 @@ def label(row: Row) -> str:
 def verdict(best: list[Row]) -> str:
     """`answers in 16-bit; LoRA fits`."""
     words = [
-        f"answers in {row.use.title}" if row.use.answers else f"fine-tunes with {named(row)}"
+        f"answers in {row.use.title}" if row.use.answers else f"fine-tunes with {named(row.use)}"
         for row in best
     ]
     return " and ".join(words) or "nothing fits"
 
 
-def named(row: Row) -> str:
-    return "all weights" if row.use.key == "full" else row.use.title
+def named(use: Use) -> str:
+    return "all weights" if use.key == "full" else use.title
 
 
-def highlights(best: list[Row], rows: Sequence[Row]) -> Iterator[str]:
+def highlights(best: list[Row], rows: Sequence[Row], context: int = CONTEXT) -> Iterator[str]:
     missing = sum(bool(row.refused) for row in rows)
     nothing = "neither answering nor fine-tuning fits"
     nothing += f"; {missing} of {len(rows)} uses are not supported" if missing else ""
     words = [
-        f"{row.longest:,} tokens of context, or {row.most:,} x {CONTEXT:,}"
+        f"{row.longest:,} tokens of context, or {row.most:,} x {context:,}"
         if row.use.answers
         else f"{row.use.title} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
         for row in best
@@ -188,19 +188,26 @@ def smallest_lines(found: Smallests) -> Iterator[str]:
     if found.unknown:
         yield from unknown_lines(found, model.name, "--gpu NAME")
         return
-    known = [one for one in found.rows if one.gpu is not None]
-    ends = {one.use.key: one for one in known}
-    words = [
-        f"{what} from {ends[key].gpu.id}"  # type: ignore[union-attr]
-        for key, what in (("4-bit", "answers in 4-bit"), ("qlora", "fine-tunes with QLoRA"))
-        if key in ends
-    ]
+    words = [smallest_words(found.rows, answers) for answers in (True, False)]
+    words = [one for one in words if one]
     yield f"{model.name}: {', '.join(words) or 'no single GPU on record is enough'}"
     yield f"{count(model.parameters)} parameters; the smallest GPU for each use is below"
     yield f"next step: memfit {model.name} --gpu NAME"
     yield ""
     yield f"{'use':<18}{'GiB':>9}  {'smallest GPU':<30}cheapest to rent, $ per hour"
     yield from (smallest_line(one) for one in found.rows)
+
+
+def smallest_words(rows: Sequence[Smallest], answers: bool) -> str:
+    """`answers in 4-bit from a2`: the best form that the smallest GPU has room for."""
+    from memfit.hardware import usable as offered
+
+    gpus = [(one.use, one.gpu) for one in rows if one.use.answers is answers and one.gpu]
+    if not gpus:
+        return ""
+    use, gpu = min(gpus, key=lambda one: offered(one[1]))
+    what = f"answers in {use.title}" if answers else f"fine-tunes with {named(use)}"
+    return f"{what} from {gpu.id}"
 
 
 def smallest_line(one: Smallest) -> str:
