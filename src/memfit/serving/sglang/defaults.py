@@ -2,12 +2,14 @@
 largest batch of a CUDA graph, and the share of the memory for weights and cache.
 
 Source: `srt/server_args.py` of 0.4.3, 0.4.6.post1, 0.4.7, 0.4.8, 0.4.9, 0.5.0rc2, 0.5.2, 0.5.3,
-0.5.5 and 0.5.9. A version between two that were read has the rules of the earlier one.
+0.5.5, 0.5.9, 0.5.10 to 0.5.13.post1, 0.5.15 and 0.5.18. A version between two that were read has
+the rules of the earlier one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from memfit.lazy_dataclass import dataclass
@@ -54,6 +56,8 @@ class Launch:
     graphs: int
     dp_attention: bool
     draft: str
+    latent: bool = False  # attention is MLA
+    pieces: bool = False  # prefill has CUDA graphs, where the version has them by default
 
 
 def shared(launch: Launch) -> float:
@@ -90,15 +94,53 @@ def reserved(launch: Launch) -> float:
 
 
 def summed(launch: Launch) -> float:
-    """A reserve for activations and CUDA graphs (0.5.3 to 0.5.9)."""
+    """A reserve for activations and CUDA graphs, and 2 GiB for a draft model (0.5.3 to 0.5.9)."""
+    return left(launch, 0, 2)
+
+
+def with_pieces(launch: Launch) -> float:
+    """CUDA graphs of prefill, too, and 4 GiB for a draft model (0.5.10 to 0.5.13.post1)."""
+    return left(launch, piece_graphs(launch), 4)
+
+
+def without_draft(launch: Launch) -> float:
+    """CUDA graphs of prefill; a draft model counts in the pool itself (0.5.15 on)."""
+    return left(replace(launch, draft=""), piece_graphs(launch), 0)
+
+
+def left(launch: Launch, pieces: float, draft: float) -> float:
+    """The share that a sum of reserves leaves, in MiB; `draft` is in GiB."""
     taken = 512 + max(launch.chunk, 2048) * 1.5 + launch.graphs * 2 + launch.ranks / 8 * 1024
     if launch.dp_attention:
         taken += launch.graphs * launch.copies * 3
         taken += launch.graphs * launch.copies * 1.5 if launch.graphs > 300 else 0
+    taken += pieces
     if launch.memory > 60 * 1024:
         taken = max(taken, 10 * 1024)
-    taken += {"": 0, "NGRAM": 0, "STANDALONE": 6 * 1024}.get(launch.draft, 2 * 1024)
+    taken += {"": 0, "NGRAM": 0, "STANDALONE": 6 * 1024}.get(launch.draft, draft * 1024)
     return round((launch.memory - taken) / launch.memory, 3)
+
+
+# Token counts that have a CUDA graph of prefill: from, to, and the step
+# (_generate_piecewise_cuda_graph_tokens)
+PIECES = (
+    *((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64)),
+    *((1280, 4096, 256), (4608, ANY, 512)),
+)
+
+
+def piece_graphs(launch: Launch) -> float:
+    """MiB for CUDA graphs of prefill: 8 for each, or 1.5 GiB with MLA."""
+    if not launch.pieces:
+        return 0
+    if launch.latent:
+        return 1.5 * 1024
+    counts = (
+        (min(launch.chunk, last) - first) // step + 1
+        for first, last, step in PIECES
+        if launch.chunk >= first
+    )
+    return 8.0 * sum(counts)
 
 
 def tenth(vision: Mapping[str, Any]) -> float:
@@ -125,10 +167,23 @@ class Defaults:
     fraction: Callable[[Launch], float]
     vision: Callable[[Mapping[str, Any]], float]
     windows: bool = True
+    draft_in_pool: bool = False  # weights and cache of a draft model are part of the share
+    pieces_alone: bool = True  # images, draft models or DP attention switch graphs of prefill off
 
 
 # From which version on what holds, the newest first.
 VERSIONS: tuple[tuple[tuple[int, ...], Defaults], ...] = (
+    (
+        (0, 5, 15),
+        Defaults(
+            sizes=SINCE_053,
+            fraction=without_draft,
+            vision=by_size,
+            draft_in_pool=True,
+            pieces_alone=False,
+        ),
+    ),
+    ((0, 5, 10), Defaults(sizes=SINCE_053, fraction=with_pieces, vision=by_size)),
     ((0, 5, 3), Defaults(sizes=SINCE_053, fraction=summed, vision=by_size)),
     ((0, 5, 2), Defaults(sizes=SINCE_048, fraction=reserved, vision=by_size)),
     ((0, 5, 0), Defaults(sizes=SINCE_048, fraction=reserved, vision=by_size, windows=False)),

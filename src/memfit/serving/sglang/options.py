@@ -60,6 +60,7 @@ OPTIONS = (
     option("quantization", "text", "how the weights are quantized"),
     option("cuda_graph_max_bs", "int", "largest batch of a CUDA graph", low=1),
     option("disable_cuda_graph", "flag", "no CUDA graphs"),
+    option("disable_piecewise_cuda_graph", "flag", "no CUDA graphs of prefill"),
     option("disable_radix_cache", "flag", "no reuse of prefixes"),
     option("enable_dp_attention", "flag", "attention on each rank for its own requests"),
     option("moe_a2a_backend", "text", "how tokens travel to experts", default="none"),

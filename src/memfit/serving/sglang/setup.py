@@ -13,12 +13,12 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Model
 from memfit.serving.base import Question, Subject
-from memfit.serving.sglang.defaults import Launch, defaults_of
+from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import MIB
 
-NEWEST = "0.5.9"
+NEWEST = "0.5.18"  # the newest whose defaults these are
 # `modelslim` is Ascend's int8
 SGLANG_ONLINE = {
     **ONLINE,
@@ -197,7 +197,7 @@ def split_problems(model: Model, ranks: int) -> list[Problem]:
 
 def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
     """Tokens of a prefill piece, and the largest batch of a CUDA graph."""
-    memory = question.devices[0].total / MIB if question.devices else 80 * 1024
+    memory = shown_memory(question)
     sizes = defaults_of(question.version).sizes
     chunk, few, many = next(row[1:] for row in sizes if memory < row[0])
     given = question.options.get("chunked_prefill_size")
@@ -207,19 +207,66 @@ def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
     )
 
 
+def latent(model: Model | None) -> bool:
+    """Whether attention is MLA."""
+    return model is not None and any(
+        isinstance(block.mixer, Latent) for layer in model.layers for block in layer.blocks
+    )
+
+
+def shown_memory(question: Question) -> float:
+    """MiB of a GPU as nvidia-smi shows them, which is more than CUDA's total (utils/common.py
+    get_nvgpu_memory_capacity)."""
+    if not question.devices:
+        return 80 * 1024
+    device = question.devices[0]
+    smi = None if device.gpu is None else device.gpu.smi
+    return (smi or device.total) / MIB
+
+
+# Options beside which 0.5.10 to 0.5.13 have no CUDA graphs of prefill, but for their own defaults
+# (server_args.py _handle_piecewise_cuda_graph).
+WITHOUT_PIECES = (
+    "speculative_algorithm",
+    "enable_dp_attention",
+    "cpu_offload_gb",
+    "enable_lora",
+    "enable_hierarchical_cache",
+)
+
+
+def graphs_of_prefill(question: Question, defaults: Defaults) -> bool:
+    """Whether prefill has CUDA graphs."""
+    options, gpu = question.options, question.devices[0].gpu if question.devices else None
+    if options.get("disable_piecewise_cuda_graph") or options.get("disable_cuda_graph"):
+        return False
+    if gpu is not None and gpu.vendor != "nvidia":
+        return False
+    if not defaults.pieces_alone:
+        return True
+    spread = int(options.get("pp_size") or 1) > 1 or (options.get("moe_a2a_backend") or "none")
+    return (
+        spread in (False, "none")
+        and not any(options.get(name) for name in WITHOUT_PIECES)
+        and not question.subject.config.get("vision_config")
+    )
+
+
 def fraction_of(question: Question, tensor: int, copies: int, chunk: int, graphs: int) -> float:
     """`mem_fraction_static`: what is left after a reserve for activations and CUDA graphs."""
     options, defaults = question.options, defaults_of(question.version)
     if options.get("mem_fraction_static") is not None:
         return float(options["mem_fraction_static"])
     launch = Launch(
-        memory=question.devices[0].total / MIB if question.devices else 80 * 1024,
+        memory=shown_memory(question),
         ranks=tensor * int(options.get("pp_size") or 1),
         copies=copies,
         chunk=chunk if chunk > 0 else int(options.get("max_prefill_tokens") or 16384),
         graphs=graphs,
         dp_attention=bool(options.get("enable_dp_attention")),
         draft=str(options.get("speculative_algorithm") or ""),
+        latent=latent(question.subject.model),
+        pieces=graphs_of_prefill(question, defaults),
     )
     fraction = defaults.fraction(launch)
     vision = question.subject.config.get("vision_config")
