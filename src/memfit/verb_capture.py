@@ -27,7 +27,7 @@ class Capture:
     def operations(self) -> dict[str, int]:
         """How many operations each graph has."""
         graphs = self.data["graphs"]
-        index = self.data.get("index", {name: name for name in graphs})
+        index = self.data.get("index") or {name: name for name in graphs}
         return {name: len(graphs[place]["ops"]) for name, place in index.items()}
 
 

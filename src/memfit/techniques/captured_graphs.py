@@ -100,6 +100,8 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield "for generation", "job.task"
     if job.precision in graphs.row.refused:
         yield f"in `{job.precision}`", "job.precision"
+    if job.training and job.checkpointing != "none" and not graphs.row.checkpoints:
+        yield "with gradient checkpointing", "job.checkpointing"
     if job.target_seq and not graphs.row.pairs:
         yield "with a decoder", "job.target_seq"
     if job.images:

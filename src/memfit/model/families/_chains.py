@@ -55,6 +55,7 @@ class ChainRow:
     rates: Mapping[str, float | str]
     sizes: tuple[tuple[int, int, int, int], ...] = BATCH
     pairs: bool = False
+    checkpoints: bool = True  # the class supports gradient checkpointing
     silent: tuple[str, ...] = ()
     casting: tuple[str, ...] = ()  # as of `Model`
     refused: tuple[str, ...] = ()  # precisions in which other code runs

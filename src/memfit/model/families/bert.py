@@ -39,14 +39,13 @@ def kinds(fields: Fields) -> list[str]:
     return ["layer"] * fields.layers()
 
 
-chained(
-    ChainRow(
-        name="bert",
-        dims=dims,
-        kinds=kinds,
-        examples=variants(BASE, SIZES),
-        heads=("classification", "token-classification", "question-answering", "masked-lm"),
-        rates=RATES,
-        defaults={"type_vocab_size": 2, "max_position_embeddings": 512},
-    )
+ROW = ChainRow(
+    name="bert",
+    dims=dims,
+    kinds=kinds,
+    examples=variants(BASE, SIZES),
+    heads=("classification", "token-classification", "question-answering", "masked-lm"),
+    rates=RATES,
+    defaults={"type_vocab_size": 2, "max_position_embeddings": 512},
 )
+chained(ROW)

@@ -7,6 +7,7 @@ from memfit.model.families._chains import ChainRow, chained
 from memfit.model.families.bert import BASE, RATES, SIZES, dims, kinds
 
 HEADS = ("classification", "token-classification", "question-answering", "masked-lm")
+LABELS = HEADS[:-1]
 DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
 
 

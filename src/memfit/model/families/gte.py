@@ -1,0 +1,21 @@
+"""GTE (multilingual base): BERT's layers with a gated feed-forward and rotated queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.model.families._captured import variants
+from memfit.model.families._chains import chained
+from memfit.model.families.bert import BASE, RATES, ROW, SIZES
+
+chained(
+    replace(
+        ROW,
+        name="gte",
+        examples=variants({**BASE, "model_type": "gte", "pad_token_id": 1}, SIZES),
+        heads=("classification", "token-classification", "masked-lm"),
+        rates={**RATES, "attention_probs_dropout_prob": 0.0},
+        defaults={"type_vocab_size": 1, "max_position_embeddings": 8192},
+        silent=("max_position_embeddings",),
+    )
+)

@@ -1,0 +1,11 @@
+"""RoBERTa-PreLayerNorm (efficient_mlm): RoBERTa's layers with norms before each block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.model.families._chains import chained
+from memfit.model.families.roberta import LABELS, like
+
+# Without its head of masked words: its graphs are 0.7 % above the trace where nothing is trained.
+chained(replace(like("roberta-prelayernorm"), heads=LABELS))
