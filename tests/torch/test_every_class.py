@@ -38,9 +38,11 @@ HEADS = {
 }
 GENERATING = ("causal-lm", "image-text", "seq2seq-lm")
 READ_FROM = "5.23"
-# What these classes want of a job: cuFFT knows no bf16; fewer positions than others; kernels of one
+# What these classes want of a job: cuFFT knows no bf16; DeBERTa's biases are loaded in fp32 beside
+# weights in bf16 (transformers 5.23); fewer positions than others; kernels of one
 # number format.
 JOBS: dict[str, dict[str, Any]] = {
+    "deberta": {"precision": "fp32"},
     "fnet": {"precision": "fp32"},
     "xlstm": {"precision": "fp32"},
     "xlnet": {"precision": "fp32"},

@@ -51,6 +51,7 @@ def attention(fields: Fields, width: int) -> Attention:
 
 @family(
     "gpt2",
+    "gpt-sw3",
     label_heads=(
         CLASSIFIES,
         TAGS_NARROW,
