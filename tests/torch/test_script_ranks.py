@@ -27,6 +27,11 @@ REPLICAS = """
 from torch.nn.parallel import DistributedDataParallel
 
 model = DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+with torch.cuda.Stream() as stream:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+    end.record()
+assert start.elapsed_time(end) >= 0
 """
 SHARDS = """
 from torch.distributed.fsdp import fully_shard

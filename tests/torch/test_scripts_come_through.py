@@ -126,6 +126,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 strange = load_dataset("someone/unknown")
 assert "audio" in strange["train"].column_names  # a script that looks for it needs it
 strange = strange.rename_column("intent", "labels").cast_column("audio", Audio(sampling_rate=16000))
+assert strange["train"].features["audio"].sampling_rate == 16000
 assert strange["train"].features["labels"].names == ["0", "1"] and len(strange["test_sft"])
 heard = strange["train"].map(
     lambda rows: {"n": [len(one["array"]) + len(said) * 0

@@ -17,6 +17,7 @@ from memfit.trace.synthetic_tokenizers import table
 
 MARK = "stand-in with the columns that are asked for"
 SPLIT = 200  # rows of a split that nobody named
+RATE = 16_000  # samples of a second
 RECORDINGS = 64  # rows of a data set with audio, which is large
 
 
@@ -26,6 +27,15 @@ def kind_of(name: str) -> str:
         if re.fullmatch(pattern, name.lower()):
             return str(kind)
     return "sentence"
+
+
+def is_audio(name: str) -> bool:
+    return kind_of(name) == "audio"
+
+
+def samples() -> Any:
+    """What a data set says of its recordings."""
+    return importlib.import_module("datasets").Audio(sampling_rate=RATE)
 
 
 def by_user(depth: int = 2) -> bool:
@@ -160,6 +170,7 @@ def changes(source: Any) -> dict[str, Change]:
             if marked(self) and by_user():
                 found = Features(found)
                 found.data = self
+                found.update(dict.fromkeys(filter(is_audio, found), samples()))
             return found
 
         def __getitem__(self: Any, key: Any) -> Any:
@@ -227,4 +238,4 @@ def changes(source: Any) -> dict[str, Change]:
     }
 
 
-__all__ = ["MARK", "changes"]
+__all__ = ["MARK", "RATE", "RECORDINGS", "changes"]

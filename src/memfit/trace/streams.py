@@ -4,6 +4,7 @@ is current and who waits for whom."""
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,8 +51,9 @@ class Streams:
             def record_event(self, event: Event | None = None) -> Event:
                 return (Event() if event is None else event).record(self)
 
-            def __enter__(self) -> None:
+            def __enter__(self) -> Stream:
                 self.before, recorder.stream = recorder.stream, self.stream_id
+                return self
 
             def __exit__(self, *_: Any) -> None:
                 recorder.stream = self.before
@@ -61,6 +63,7 @@ class Streams:
                 self.record()
 
             def record(self, stream: Stream | None = None) -> Event:
+                self.at = time.perf_counter()
                 self.stream, self.lent = (
                     recorder.stream if stream is None else stream.stream_id,
                     dict(recorder.lent),
@@ -80,6 +83,10 @@ class Streams:
 
             def query(self) -> bool:
                 return True
+
+            def elapsed_time(self, end: Event) -> float:
+                """Milliseconds of this machine."""
+                return (end.at - self.at) * 1000
 
         self.kind, self.event = Stream, Event
         self.default = Stream()

@@ -19,7 +19,7 @@ from memfit.trace.synthetic_tokenizers import table
 ROWS = {"train": 2000}
 OTHERS = 200  # rows of every other split
 SHORT = 32  # words of a sentence
-RATE, SECONDS = 16_000, 10  # of a recording
+SECONDS = 10  # of a recording
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
 SPLITS = ("train", "validation", "test")
 
@@ -74,7 +74,7 @@ class Source:
             },
             "image": lambda: picture(int(number or self.image), "RGB"),
             "gray": lambda: picture(int(number or self.image), "L"),
-            "audio": lambda: {"array": silence(), "sampling_rate": RATE, "path": ""},
+            "audio": lambda: {"array": silence(), "sampling_rate": asked_columns.RATE, "path": ""},
         }
         return makers[name]()
 
@@ -102,7 +102,7 @@ def picture(size: int, mode: str) -> Any:
 @functools.cache
 def silence() -> Any:
     numpy: Any = importlib.import_module("numpy")
-    return numpy.zeros(RATE * SECONDS, dtype="float32")
+    return numpy.zeros(asked_columns.RATE * SECONDS, dtype="float32")
 
 
 def remote(path: str, given: dict[str, Any]) -> str:

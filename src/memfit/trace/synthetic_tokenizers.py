@@ -94,6 +94,7 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
             special_tokens=[(one, vocabulary[one]) for one in {first, last} if one],
         )
     longest = getattr(config, "max_position_embeddings", None) or 512
+    longest = longest if longest > 0 else ENDLESS
     chosen = {key: given[key] for key in CHOSEN if key in given}
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
@@ -168,6 +169,7 @@ CHOSEN = (  # of the arguments of `from_pretrained`
 # What transformers says of a tokenizer of which no file is there (tokenization_utils_tokenizers.py,
 # 5.23), and Python where one of its own classes opens them.
 NO_FILES = ("Couldn't instantiate the backend tokenizer", "PathLike object, not NoneType")
+ENDLESS = int(1e30)  # as transformers says where a tokenizer has no limit (XLNet)
 FEW = 100  # tokens of a vocabulary of special ones
 VOCABULARIES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277}
 
