@@ -102,3 +102,40 @@ def test_a_checkpoint_may_say_how_the_cache_is_kept() -> None:
     assert settings(name, kv_cache_dtype="bfloat16").kv_dtype == "bfloat16"
     assert settings(name, "0.13.0").kv_dtype == "auto"
     assert settings(MIXED).kv_dtype == "auto"
+
+
+def sglang(name: str, version: str = "0.5.18", **options: Any) -> dict[str, float]:
+    asked = {"engine": "sglang", "gpu": "h200", "offline": True, "engine_version": version}
+    answer = serve(name, **asked, mem_fraction_static=0.8, **options)
+    found = {pool.name: pool.bytes / 2**30 for pool in answer.pools}
+    return {**found, "tokens": answer.figures["kv_tokens"]}
+
+
+def test_sglangs_draft_layers_are_part_of_its_share() -> None:
+    """From 0.5.15 on the pool gives up the draft layer, its copies of embedding and head, and one
+    layer of 16 more for each token; before, all of it takes what the share leaves free."""
+    name, draft = (
+        "Qwen/Qwen3.6-27B",
+        {"speculative_algorithm": "EAGLE", "disable_radix_cache": True},
+    )
+    given = {"max_running_requests": 8}
+    alone, both = sglang(name, **given, disable_radix_cache=True), sglang(name, **given, **draft)
+    copies = 2 * 248_320 * 5120 * 2 / 2**30
+    taken = both["draft layers"] + copies + both["states of guessed tokens"]
+    assert both["KV cache of draft layers"] == pytest.approx(both["KV cache"] / 16, rel=0.001)
+    lost = alone["KV cache"] - both["KV cache"] - both["KV cache of draft layers"]
+    assert lost == pytest.approx(taken, rel=0.001)
+    older = sglang(name, "0.5.9", **given, **draft)
+    lost = alone["KV cache"] - older["KV cache"]
+    assert lost == pytest.approx(older["states of guessed tokens"], rel=0.001)
+
+
+def test_states_of_guessed_tokens() -> None:
+    """Each running request keeps a state for each guessed token: 48 requests of four tokens beside
+    a draft unless limited, and never more than a third of the states."""
+    name = "Qwen/Qwen3.6-27B"
+    assert sglang(name)["states of guessed tokens"] == 0
+    many = sglang(name, speculative_algorithm="EAGLE")
+    few = sglang(name, speculative_algorithm="EAGLE", max_running_requests=12)
+    assert many["states of guessed tokens"] == pytest.approx(4 * many["states"] / 3, rel=0.05)
+    assert few["states of guessed tokens"] < many["states of guessed tokens"]

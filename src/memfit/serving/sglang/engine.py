@@ -9,12 +9,13 @@ from memfit.errors import InputError
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.drafts import draft_sizes
 from memfit.serving.links import communicator_bytes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.sglang.options import OPTIONS
 from memfit.serving.sglang.pools import Pools, cells, pools
 from memfit.serving.sglang.setup import Setup, set_up
-from memfit.serving.weights import rank_bytes
+from memfit.serving.weights import allocate, rank_bytes, table_rows
 from memfit.units import GIB, MIB
 
 TORCH = (2, 8)  # that SGLang 0.5 installs
@@ -96,7 +97,9 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
     """With a GPU: the pools get the static share less the weights."""
     before = before_loading(setup, device)
     free = device.total - before if device.free is None else device.free
-    rest = int(free - weights - free * (1 - setup.fraction))
+    draft, copies = draft_bytes(setup)
+    share = free - weights - free * (1 - setup.fraction)
+    rest = int(share - draft - copies if setup.draft_in_pool else share)
     made = pools(setup, rest)
     running = setup.running or min(
         max(int(made.tokens / setup.length * 512), LEAST_RUNNING), MOST_RUNNING
@@ -108,6 +111,9 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
         Pool(name="KV cache", bytes=made.full),
         Pool(name="KV cache of sliding layers", bytes=made.sliding),
         Pool(name="states", bytes=made.states),
+        Pool(name="states of guessed tokens", bytes=made.guessed),
+        Pool(name="draft layers", bytes=draft),
+        Pool(name="KV cache of draft layers", bytes=made.draft),
         Pool(name="request table", bytes=table),
         Pool(name="attention workspace", bytes=WORKSPACE),
     )
@@ -135,6 +141,18 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
             else f"--tp {setup.tensor * 2}"
         )
     return answer_of(setup, device, found, figures, failure, remedy, made)
+
+
+def draft_bytes(setup: Setup) -> tuple[int, int]:
+    """Bytes of the model's own draft layers, and of their copies of the embedding and the head,
+    which are there while the pool is sized and freed afterwards (eagle_worker.py, 0.5.15 to 0.5.18;
+    sgl-project/sglang#36452)."""
+    if not setup.draft:
+        return 0, 0
+    model, rank = setup.model, setup.rank
+    rows = table_rows(model.vocab, rank, rank.tensor) * model.width * rank.width
+    sizes = draft_sizes(setup.draft, model, rank)
+    return allocate(list(sizes)).reserved, rows * (1 if model.tied else 2)
 
 
 def before_loading(setup: Setup, device: Device) -> int:

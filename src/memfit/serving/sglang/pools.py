@@ -11,6 +11,7 @@ from memfit.serving.parts import Recurrent
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads
 
+STATES_A_REQUEST = 3  # MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO
 INDEX_BLOCK = 128  # values per scale of the sparse indexer's keys (NSATokenToKVPool)
 
 
@@ -23,6 +24,8 @@ class Pools:
     sliding_tokens: int = 0
     sliding: int = 0
     states: int = 0
+    guessed: int = 0  # states of guessed tokens
+    draft: int = 0  # cache of the draft layers
 
     @property
     def bytes(self) -> int:
@@ -76,15 +79,24 @@ def state_bytes(setup: Setup) -> int:
     )
 
 
-def states(setup: Setup, rest: int) -> int:
-    """Bytes of all states: a share of the rest (handle_max_mamba_cache)."""
+def states(setup: Setup, rest: int) -> tuple[int, int]:
+    """Bytes of all states, a share of the rest (handle_max_mamba_cache), and of the states that
+    each guessed token of a running request keeps. Before 0.5.15 the latter come first."""
     each = state_bytes(setup)
     if not each or rest <= 0:
-        return 0
-    count = setup.states or int(rest * setup.state_ratio / (1 + setup.state_ratio)) // each
+        return 0, 0
+    guessed = setup.guesses * setup.running * each
+    per = 1 if not setup.radix else STATES_A_REQUEST
+    if not setup.joint_states:
+        rest -= guessed
+    budget = int(rest * setup.state_ratio / (1 + setup.state_ratio))
+    split = 1 + setup.guesses / per if setup.joint_states else 1.0
+    count = setup.states or max(0, int(budget // (each * split)))
     if not setup.states and not setup.radix and setup.running:
         count = setup.running
-    return count * each
+    if setup.joint_states:
+        guessed = setup.guesses * min(setup.running, count // per) * each
+    return count * each, guessed
 
 
 def indexer(setup: Setup) -> int:
@@ -96,18 +108,37 @@ def indexer(setup: Setup) -> int:
 def pools(setup: Setup, rest: int) -> Pools:
     """What `rest` bytes hold."""
     full, sliding = cells(setup)
-    kept_states = states(setup, rest)
-    rest -= kept_states
+    kept_states, guessed = states(setup, rest)
+    rest -= kept_states + guessed
     if not full + sliding or rest <= 0:
-        return Pools(tokens=0, full=0, states=kept_states)
-    tokens = rest // (full + sliding)
+        return Pools(tokens=0, full=0, states=kept_states, guessed=guessed)
+    draft = draft_cell(setup)
+    tokens = rest // (full + sliding + (draft if setup.draft_in_pool else 0))
     if setup.tokens:
         tokens = min(tokens, setup.tokens)
     tokens -= tokens % setup.page
+    beside = {"states": kept_states, "guessed": guessed, "draft": tokens * draft}
     if not sliding or not full:
-        return Pools(tokens=tokens, full=tokens * (full + sliding), states=kept_states)
+        return Pools(tokens=tokens, full=tokens * (full + sliding), **beside)
     everything = tokens * (full + sliding)
     kept = int(everything / (full + setup.swa_ratio * sliding))
     slides = int(kept * setup.swa_ratio)
     kept, slides = kept - kept % setup.page, slides - slides % setup.page
-    return Pools(tokens=kept, full=kept * full, sliding_tokens=slides, sliding=slides * sliding)
+    return Pools(
+        tokens=kept,
+        full=kept * full,
+        sliding_tokens=slides,
+        sliding=slides * sliding,
+        **beside,
+    )
+
+
+def draft_cell(setup: Setup) -> int:
+    """A token in the cache of the draft layers, each as large as a layer of the model
+    (pool_configurator.py, 0.5.15)."""
+    cached = sum(
+        isinstance(block.mixer, (Attention, Latent))
+        for layer in setup.model.layers
+        for block in layer.blocks
+    )
+    return sum(cells(setup)) * len(setup.draft) // cached if cached else 0

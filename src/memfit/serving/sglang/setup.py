@@ -11,8 +11,9 @@ from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Attention, Latent, Model
+from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.serving.base import Question, Subject
+from memfit.serving.drafts import draft_layers
 from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
@@ -52,7 +53,10 @@ class Setup:
     state_dtype: str = "float32"
     running: int = 0
     tokens: int = 0
-    draft: bool = False
+    draft: tuple[Layer, ...] = ()  # the model's own layers that guess tokens ahead
+    draft_in_pool: bool = False  # they count in the static share
+    guesses: int = 0  # tokens ahead
+    joint_states: bool = True  # states of guesses are part of the states' own share
     radix: bool = True
     windows: bool = True  # sliding layers have a pool of their own
     problems: tuple[Problem, ...] = ()
@@ -87,7 +91,7 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
-    problems += uncounted(options, graphs)
+    problems += uncounted(question, graphs)
     length = int(options.get("context_length") or 0) or model.positions or 2048
     width = number_width(model, options.get("dtype"))
     return Setup(
@@ -108,9 +112,12 @@ def set_up(question: Question) -> Setup:
         state_ratio=float(options.get("mamba_full_memory_ratio") or 0.9),
         states=int(options.get("max_mamba_cache_size") or 0),
         state_dtype=str(options.get("mamba_ssm_dtype") or "float32"),
-        running=int(options.get("max_running_requests") or 0) // (copies if shared else 1),
+        running=running_of(options) // (copies if shared else 1),
         tokens=int(options.get("max_total_tokens") or 0),
-        draft=bool(options.get("speculative_algorithm")),
+        draft=own_draft(question),
+        draft_in_pool=defaults_of(question.version).draft_in_pool,
+        guesses=guesses_of(options),
+        joint_states=defaults_of(question.version).draft_in_pool,
         radix=not options.get("disable_radix_cache"),
         windows=defaults_of(question.version).windows,
         problems=tuple(problems),
@@ -141,10 +148,37 @@ def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length
     )
 
 
-def uncounted(options: Mapping[str, Any], graphs: int) -> list[Problem]:
+SPECULATING = 48  # requests at once beside a draft model, unless limited (server_args.py)
+GUESSES = 4  # tokens of a step of MTP, unless given
+
+
+def running_of(options: Mapping[str, Any]) -> int:
+    """Most requests at once as far as the options say; 0 where the cache decides."""
+    alone = SPECULATING if options.get("speculative_algorithm") else 0
+    return int(options.get("max_running_requests") or alone)
+
+
+def guesses_of(options: Mapping[str, Any]) -> int:
+    """Tokens that a step checks; 0 without a draft."""
+    if not options.get("speculative_algorithm"):
+        return 0
+    return int(options.get("speculative_num_draft_tokens") or GUESSES)
+
+
+def own_draft(question: Question) -> tuple[Layer, ...]:
+    """The model's own draft layers: EAGLE and NEXTN without another model's path."""
+    options, subject = question.options, question.subject
+    method = str(options.get("speculative_algorithm") or "").upper()
+    path = options.get("speculative_draft_model_path")
+    if subject.model is None or method not in ("EAGLE", "NEXTN") or path:
+        return ()
+    return draft_layers(subject.model, subject.config)
+
+
+def uncounted(question: Question, graphs: int) -> list[Problem]:
     """Words about what is not counted."""
-    found = []
-    if str(options.get("speculative_algorithm") or "NGRAM") != "NGRAM":
+    options, found = question.options, list[Problem]()
+    if str(options.get("speculative_algorithm") or "NGRAM") != "NGRAM" and not own_draft(question):
         found.append(
             Problem(
                 level="warning",
