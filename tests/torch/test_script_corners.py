@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memfit.errors import InputError
 from memfit.trace.cuda import Device
 from memfit.trace.refuse import Watcher
-from memfit.trace.synthetic_data import pictures
+from memfit.trace.synthetic_data import pictures, stand_in
 from memfit.verbs import trace
 
 HEAD = "import copy, torch\n"
@@ -167,3 +169,16 @@ def test_a_data_sets_own_error_stays_one() -> None:
     [(_, _, init)] = change(types.SimpleNamespace(Flowers102=Flowers102))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a mistake of its own"):
         init(object())
+
+
+class Pictures:
+    """A class that a started process can import."""
+
+
+def test_blank_pictures_go_to_started_processes() -> None:
+    made: Any = Pictures()
+    stand_in(made, 3, 8, (), {"root": "data"})
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - made a line above
+    assert len(again) == len(made) == 2048
+    assert again.class_to_idx == {"0": 0, "1": 1, "2": 2}
+    assert again.root == "data"

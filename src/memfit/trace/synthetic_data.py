@@ -322,8 +322,23 @@ def stand_in(self: Any, classes: int, size: int, args: Any, given: dict[str, Any
             found = self.transform(found)
         return found, target if self.target_transform is None else self.target_transform(target)
 
-    changed = {"class_to_idx": numbers, "__getitem__": item, "__len__": lambda self: count}
+    base = type(self)
+    changed = {
+        "class_to_idx": numbers,
+        "__getitem__": item,
+        "__len__": lambda self: count,
+        # Started processes get a copy, whose class they cannot look up by name
+        "__reduce__": lambda self: (blank_pictures, (base, classes, size, args, given)),
+    }
     self.__class__ = type(type(self).__name__, (type(self),), changed)
+
+
+def blank_pictures(
+    kind: Any, classes: int, size: int, args: tuple[Any, ...], given: dict[str, Any]
+) -> Any:
+    made = kind.__new__(kind)
+    stand_in(made, classes, size, args, given)
+    return made
 
 
 def blank(mode: str, size: int, count: int) -> Any:
@@ -335,4 +350,4 @@ def blank(mode: str, size: int, count: int) -> Any:
     return numpy.zeros((count if size < 64 else 1, size, size, 3), dtype=numpy.uint8)
 
 
-__all__ = ["changes"]
+__all__ = ["changes", "stand_in"]
