@@ -236,7 +236,7 @@ class Body:
             None,
         )
         ctx.results.clear()
-        ctx.shared = {}
+        ctx.shared, ctx.crossing = {}, {}
         del held
         return x
 
@@ -319,10 +319,10 @@ def narrowed(ctx: Context, layer: Layer) -> Context:
     own = replace(ctx, masks={window: ctx.masks.get(window) for window in windows}, tables=given)
     for window in windows:
         tables.choose(own, window)
-    if layer.captured is not None and ctx.program.model.encodes:
-        from memfit.lower.captured import chain  # written programs start without graphs
+    if layer.captured is not None:
+        from memfit.lower import captured  # written programs start without graphs
 
-        own.shared = chain.arguments(layer, ctx)
+        own.shared = captured.arguments(layer.captured.graph, ctx)
     return own
 
 

@@ -60,6 +60,9 @@ class Context:
     shared: dict[str, Tensor] = field(
         default_factory=dict
     )  # what a captured start hands to every layer, by name
+    crossing: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # what a captured layer makes for later ones: one dictionary for all layers of a pass
     caches: list[Tensor] = field(
         default_factory=list
     )  # keys and values among a captured model's outputs

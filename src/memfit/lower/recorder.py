@@ -410,8 +410,24 @@ class Recorder:
         for known, double in zip(frame.nodes, frame.fresh, strict=True):
             own = known()
             if own is not None and double is not None:
-                own.saved, double.saved = double.saved, ()
+                own.saved = double.saved
+                if not double.stays:
+                    double.saved = ()
         frame.nodes, frame.fresh, frame.spent = [], [], []
+
+    def outlive(self, tensor: Tensor) -> None:
+        """Others refer to what a recomputation made, until backward is over: its operations keep
+        what they saved, though their originals have taken it (torch 2.13 utils/checkpoint.py
+        _recomputation_hook)."""
+        frame, waiting = self.frame, [tensor.node]
+        while waiting and frame is not None:
+            node = waiting.pop()
+            if node is not None and not node.stays:
+                # None of them ever runs: it needs no backward and nothing before the piece.
+                own = [one for one in node.inputs if isinstance(one, Node)]
+                node.inputs = tuple(one for one in own if one.seq >= frame.first)
+                node.stays, node.back = True, never
+                waiting += [one for one in own if one.seq >= frame.first]
 
     def run_again(self, frame: Frame, node: Node) -> None:
         assert frame.again is not None
@@ -421,6 +437,7 @@ class Recorder:
             like, given = given.like, given.hooks.unpack(given, node)
             given.node, given.slot, given.needs = like.node, like.slot, like.needs
         frame.replaying = frame.done = True
+        frame.first = self._next_seq
         frame.keeps = None if frame.choices is None else frame.choices()
         self.frame = frame
         phase_part, self.part, thread = self.part, "activations", self.thread
@@ -537,6 +554,11 @@ class Recorder:
                         event.stream,
                     )
                 return
+
+
+def never(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """The backward of an operation whose original runs in its place."""
+    raise AssertionError(f"the double of `{node.op}` has no backward")
 
 
 def newest(saved: Sequence[Any]) -> int:

@@ -183,6 +183,7 @@ class Node:
         "packed",
         "acts",
         "spare",
+        "stays",
         "__weakref__",
     )
 
@@ -204,6 +205,7 @@ class Node:
             slots,
         )
         self.span, self.outputs, self.packed = "", 1, False
+        self.stays = False  # a double of a recomputation that others refer to
         self.saved: tuple[Any, ...] = ()
         self.extra: Any = None
         self.frame: Frame | None = None
@@ -304,6 +306,7 @@ class Frame:
         "kept",
         "taken",
         "whole",
+        "first",
     )
 
     def __init__(
@@ -319,6 +322,7 @@ class Frame:
         self.fresh: list[Node | None] = []
         self.spent: list[weakref.ref[Node]] = []  # doubles of nodes that are done or gone
         self.replaying = self.done = False
+        self.first = 0  # of the nodes that the recomputation makes
         self.choices, self.whole = choices, whole
         self.keeps = None if choices is None else choices()
         self.kept: list[Tensor] = []

@@ -23,7 +23,7 @@ from memfit.trace import samples
 from memfit.trace.capture import Run, forward_of
 from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
 from memfit.trace.graph_files import assumed, solved_shape
-from memfit.trace.samples import FLOATS
+from memfit.trace.samples import trained_titles
 from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
 
 LABELS, SPANS = "num_labels", 2  # a span of an answer has two ends
@@ -241,17 +241,6 @@ def returned_of(chain: Chain, kinds: Mapping[str, str]) -> tuple[str, ...]:
             other = ENCODED if through else role_of(title, "", kinds)
             found.append(name if at == FINAL else other)
     return tuple(found)
-
-
-def trained_titles(graph: Graph, piece: Piece, given: frozenset[str]) -> set[str]:
-    """The values leaving a piece that a gradient goes to when all weights are trained."""
-    needs = {one for name, one in graph.inputs.items() if name in given}
-    formats = {one.id: one.format for one in graph.values}
-    for op in graph.ops:
-        touched = any(isinstance(one, str) or one in needs for one in op.inputs)
-        if touched and not op.attrs.get("no_grad"):
-            needs |= {one for one in op.outputs if formats[one] in FLOATS}
-    return {title for title, number in piece.left.items() if number in needs}
 
 
 def with_rates(graph: Graph, row: ChainRow) -> Graph:

@@ -32,7 +32,14 @@ from memfit.model.families._chains import ChainRow
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
 from memfit.trace.capture_generation import TOKENS, alike, passes_of
-from memfit.trace.layer_graphs import argument, layer_graphs, shared_names
+from memfit.trace.layer_graphs import (
+    alike_in_number,
+    argument,
+    layer_graphs,
+    passing_of,
+    shared_names,
+    stand_ins,
+)
 from memfit.trace.loops import cut_down
 from memfit.trace.segments import (
     FINAL,
@@ -67,7 +74,7 @@ class Setting:
     dims: Sequence[Mapping[str, int]]
     solver: Solver
     cut: Sequence[Mapping[str, Piece]]
-    kinds: Sequence[str]
+    kinds: Sequence[Sequence[str]]  # of each example
     prefix: str
     carried: str
     graphs: Mapping[str, Graph]
@@ -98,7 +105,7 @@ def by_batch(row: Row, general: Setting, options: Mapping[str, Any]) -> dict[str
     single = setting(row, [(1, seq) for _, seq in row.sizes], options)
     graphs = dict(general.graphs)
     for name, graph in single.graphs.items():
-        if outline(graph) != outline(graphs[name]):
+        if unlike(graph, graphs[name]):
             graphs[f"{name}{ALONE}"] = graph
     return graphs
 
@@ -117,7 +124,8 @@ def by_window(whole: Mapping[str, Graph], cut: Mapping[str, Graph]) -> dict[str,
 
 def unlike(one: Graph, other: Graph) -> bool:
     """Whether they do something else, or read what other pieces call otherwise."""
-    return outline(one) != outline(other) or one.inputs != other.inputs
+    names = [(tuple(graph.inputs), tuple(graph.outputs)) for graph in (one, other)]
+    return outline(one) != outline(other) or names[0] != names[1]
 
 
 def windowed(row: Row, config: Mapping[str, Any], window: int) -> Mapping[str, Any]:
@@ -156,13 +164,15 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
     solver.check()
     cut = [pieces(run, run.head) for run in runs]
     counted = tuple(row.derived) + (("seq",) if row.token_loops else ())
-    loops = short_loops(cut, dims, counted)
     prefix = prefix_of(cut[0])
-    kinds = list(row.kinds(text_of(row, row.examples[0])))
+    listed = [list(row.kinds(text_of(row, one))) for one in row.examples[: len(runs)]]
+    kinds = listed[0]
+    cut = [alike_in_number(run, prefix, own, kinds) for run, own in zip(cut, listed, strict=True)]
+    loops = short_loops(cut, dims, counted)
     dtype = runs[0].dtype
-    graphs, carried = layer_graphs(cut, prefix, kinds, solver, dtype)
-    shared = shared_names(cut[0][START], carried)
-    graphs[START] = start_graph(cut, solver, dtype, {carried: "x", **shared})
+    graphs, handed = layer_graphs(cut, prefix, kinds, solver, dtype)
+    shared = shared_names(cut[0][START], handed)
+    graphs[START] = start_graph(cut, solver, dtype, handed | shared)
     graphs[FINAL] = final_graph(cut, solver, dtype, f"{prefix}.{len(kinds) - 1}", shared)
     for name, graph in graphs.items():
         for problem in check(graph, set(dims[0])):
@@ -171,17 +181,21 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
         name: replace(one, loops=loops.get(piece_of(name, prefix, kinds), ()))
         for name, one in graphs.items()
     }
+    places = {name: piece_of(name, prefix, kinds) for name in graphs}
+    if serving:
+        graphs = samples.with_buffers(graphs, cut, places, solver, dtype)
+    else:
+        passing = passing_of(graphs, cut[0], prefix, kinds)
+        graphs = samples.templated(graphs, cut, places, solver, dtype, passing)
     return Setting(
         runs=runs,
         dims=dims,
         solver=solver,
         cut=cut,
-        kinds=kinds,
+        kinds=listed,
         prefix=prefix,
-        carried=carried,
-        graphs=(samples.with_buffers if serving else samples.templated)(
-            graphs, cut, {name: piece_of(name, prefix, kinds) for name in graphs}, solver, dtype
-        ),
+        carried=next(title for title, name in handed.items() if name == "x"),
+        graphs=graphs,
     )
 
 
@@ -303,12 +317,12 @@ def solved_shape(runs: Sequence[Run], name: str, solver: Solver) -> list[str | i
 
 
 def weights_of(
-    row: Row, runs: Sequence[Run], prefix: str, kinds: Sequence[str], solver: Solver
+    row: Row, runs: Sequence[Run], prefix: str, listed: Sequence[Sequence[str]], solver: Solver
 ) -> dict[str, Any]:
     """Weights by the piece that holds them, relative to their layer; those of towers come from the
     row."""
-    first = runs[0]
-    tables = [{weight.name: weight for weight in run.weights} for run in runs]
+    first, kinds = runs[0], listed[0]
+    tables = [tables_of(run, prefix, own, kinds) for run, own in zip(runs, listed, strict=True)]
     start: list[Any] = []
     final: list[Any] = []
     buffers: list[Any] = []
@@ -339,6 +353,19 @@ def weights_of(
         entry = [weight.name, shape, weight.module, format, weight.buffer]
         (buffers if weight.buffer else final if begun else start).append(entry)
     return {"start": start, "layers": layers, "final": final, "buffers": buffers}
+
+
+def tables_of(run: Run, prefix: str, own: Sequence[str], kinds: Sequence[str]) -> dict[str, Weight]:
+    """A run's weights by the names that they have where layers are of the kinds `kinds`."""
+    known = {weight.name: weight for weight in run.weights}
+    if own == kinds:
+        return known
+    found = {name: one for name, one in known.items() if layer_number(name, prefix) is None}
+    for layer, source in stand_ins(prefix, own, kinds).items():
+        for name, one in known.items():
+            if name.startswith(f"{source}."):
+                found[layer + name[len(source) :]] = one
+    return found
 
 
 def layer_number(name: str, prefix: str) -> int | None:

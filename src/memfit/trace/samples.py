@@ -13,6 +13,7 @@ import torch
 from memfit.graph import Graph, Op, Template
 from memfit.graph.solve import Solver, Unsolved
 from memfit.lower.captured.operators import OPERATORS
+from memfit.lower.captured.run import embedded
 from memfit.tape import Free
 from memfit.techniques.captured_graphs import is_buffer
 from memfit.trace import autocast, cuda, kernels_of
@@ -101,13 +102,15 @@ ONLY_X = frozenset({"x"})
 
 def wanted(graph: Graph, passing: frozenset[str] = ONLY_X) -> list[set[str]]:
     """For each operation, which operands need a gradient: of trained or frozen weights, with and
-    without a gradient of the input. Adapters make results of linear layers need one always."""
+    without a gradient of the input, and of what embeddings look up (enable_input_require_grads).
+    Adapters make results of linear layers need one always."""
     known = _MASKS.get(id(graph))
     if known is not None and known[0] is graph:
         return known[1]
     formats = {one.id: one.format for one in graph.values}
     found: list[set[str]] = [set() for _ in graph.ops]
-    for weights in (True, False):
+    leaves = embedded(graph)
+    for weights, looked_up in ((True, True), (False, True), (False, False)):
         for given in (True, False):
             needs = {one: given for name, one in graph.inputs.items() if name in passing}
             for number, op in enumerate(graph.ops):
@@ -124,7 +127,8 @@ def wanted(graph: Graph, passing: frozenset[str] = ONLY_X) -> list[set[str]]:
                 if any(mask):
                     found[number].add("".join("1" if one else "0" for one in mask))
                 for one in op.outputs:
-                    needs[one] = (any(mask) or op.name == "linear") and formats[one] in FLOATS
+                    made = op.name == "linear" or (looked_up and number in leaves)
+                    needs[one] = (any(mask) or made) and formats[one] in FLOATS
                     needs[one] = needs[one] and not op.attrs.get("no_grad")
                     needs[one] = needs[one] and not op.name.startswith(UNTOUCHED)
     _MASKS[id(graph)] = graph, found
@@ -133,6 +137,20 @@ def wanted(graph: Graph, passing: frozenset[str] = ONLY_X) -> list[set[str]]:
 
 # Results have the shape of their operand, and none of its values.
 UNTOUCHED = ("zeros_like", "ones_like", "empty_like", "full_like", "new_", "detach", "bernoulli")
+
+
+def trained_titles(graph: Graph, piece: Piece, given: frozenset[str]) -> set[str]:
+    """The values leaving a piece that a gradient goes to when all weights are trained, and those of
+    its inputs that are `given`."""
+    needs = {one for name, one in graph.inputs.items() if name in given}
+    formats = {one.id: one.format for one in graph.values}
+    for op in graph.ops:
+        touched = any(
+            not is_buffer(one) if isinstance(one, str) else one in needs for one in op.inputs
+        )
+        if touched and not op.attrs.get("no_grad"):
+            needs |= {one for one in op.outputs if formats[one] in FLOATS}
+    return {title for title, number in piece.left.items() if number in needs}
 
 
 def templates(

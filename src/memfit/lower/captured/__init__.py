@@ -3,10 +3,11 @@ adapters, packed weights, checkpoints and layouts meet the same `linear` as in w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Captured, Layer, Model
+from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.techniques.captured_graphs import setting_of
 
 if TYPE_CHECKING:
@@ -47,17 +48,25 @@ def setting(ctx: Context) -> str:
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From token ids to the first layer's input; what every layer reads is left in the context."""
-    module = next(one for one in model.embed if isinstance(one, Captured))
     given = {"ids": ids}
     if ctx.positions is not None:
         given["positions"] = ctx.positions
     elif not ctx.job.packing:
         given["mask"] = ctx.inputs[2]
-    found = evaluated("start", model, ctx).run(given, ctx, bound, module.by_name)
+    ctx.crossing = {}
+    kept: list[Tensor] = []  # by variables of the model's own code until it returns
+    found = evaluated("start", model, ctx).run(given, ctx, bound, linears_of(model), caches=kept)
     ctx.shared = {name: one for name, one in (given | found).items() if name not in ("ids", "x")}
     if model.graphs.holds(setting(ctx)):
-        ctx.shared["held"] = found["x"].detach()
+        kept.append(found["x"])
+    ctx.shared |= {f"held{number}": one.detach() for number, one in enumerate(kept)}
     return found["x"]
+
+
+def linears_of(model: Model) -> Mapping[str, Linear]:
+    """Linear layers before, between and behind the lists of layers, by name."""
+    ends = (*model.embed, *model.final)
+    return {linear.name: linear for one in ends for linear in one.linears()}
 
 
 def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
@@ -68,7 +77,32 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     if ctx.cache is not None and not ctx.job.training:
         return cached(x, run, ctx.cache, piece, bound, ctx)
     caches = ctx.caches if ctx.cache is not None else None
-    return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name, caches=caches)["x"]
+    given = {"x": x, **ctx.shared, **crossing(run, ctx)}
+    return passed(run.run(given, ctx, bound, piece.by_name, caches=caches), ctx)
+
+
+def crossing(run: Evaluation, ctx: Context) -> dict[str, Tensor]:
+    """What this layer reads of earlier ones, beside what the one before hands on."""
+    return {name: one for name, one in ctx.crossing.items() if name in run.graph.inputs}
+
+
+def arguments(graph: str, ctx: Context) -> dict[str, Tensor]:
+    """Of what other pieces left in the context, what this layer is given: a checkpoint holds it."""
+    if ctx.program.model.encodes:
+        from memfit.lower.captured import chain
+
+        run = chain.of_piece(graph, ctx)
+    else:
+        run = evaluated(graph, ctx.program.model, ctx)
+    return {name: one for name, one in ctx.shared.items() if name in run.graph.inputs}
+
+
+def passed(found: dict[str, Tensor], ctx: Context) -> Tensor:
+    """A layer's `x`; what it hands on beside that is left in the context."""
+    others = {name: one for name, one in found.items() if name != "x"}
+    if others:
+        ctx.shared = {**ctx.shared, **others}
+    return found["x"]
 
 
 def cached(
@@ -78,7 +112,7 @@ def cached(
     from memfit.model.families._captured import LATE, PAST
 
     state = cache.states.pop(bound.prefix, {})
-    given = {"x": x, **ctx.shared, **state}
+    given = {"x": x, **ctx.shared, **crossing(run, ctx), **state}
     state.clear()
     found = run.run(given, ctx, bound, piece.by_name, given)
     kept = {name: one for name, one in given.items() if name.startswith(PAST)}
@@ -86,7 +120,9 @@ def cached(
     ctx.results += [one for name, one in found.items() if name.startswith(LATE)]
     if kept:
         cache.states[bound.prefix] = kept
-    return found["x"]
+    return passed(
+        {name: one for name, one in found.items() if not name.startswith((PAST, LATE))}, ctx
+    )
 
 
 def skip_to(r: Recorder, program: Program, cache: Cache, length: int, step: int) -> None:
@@ -126,4 +162,4 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
 
 
-__all__ = ["final", "layer", "programs", "skip_to", "start"]
+__all__ = ["arguments", "final", "layer", "linears_of", "programs", "skip_to", "start"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS
 from memfit.graph import evaluated as size_of
+from memfit.lower.captured import linears_of
 from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
@@ -84,19 +85,6 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 
 def without_history(ctx: Context) -> dict[str, Tensor]:
     return {name: one for name, one in ctx.shared.items() if not name.startswith(HISTORY)}
-
-
-def arguments(layer: Layer, ctx: Context) -> dict[str, Tensor]:
-    """Of what other pieces left in the context, what this layer is given: a checkpoint holds it."""
-    assert layer.captured is not None
-    read = of_piece(layer.captured.graph, ctx).graph.inputs
-    return {name: one for name, one in ctx.shared.items() if name in read}
-
-
-def linears_of(model: Model) -> Mapping[str, Linear]:
-    """Linear layers before, between and behind the lists of layers, by name."""
-    ends = (*model.embed, *model.final)
-    return {linear.name: linear for one in ends for linear in one.linears()}
 
 
 def passed(

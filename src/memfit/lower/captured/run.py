@@ -13,7 +13,7 @@ from memfit.graph.layer import Template
 from memfit.lower.stacks import Replaced
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Shape, Tensor
-from memfit.model.families._captured import PAST
+from memfit.model.families._captured import CROSSING, PAST
 from memfit.tape import Alloc, Event, Free, Part
 
 if TYPE_CHECKING:
@@ -66,6 +66,14 @@ class Frame:
     env: dict[int, Tensor]
     replaced: Replaced | None = None  # parameters with adapters of the module that runs
     running: str = ""
+    later: Context | None = None
+
+    @property
+    def behind(self) -> Context:
+        """For backward, which refers to nothing that layers hand to each other."""
+        if self.later is None:
+            self.later = replace(self.ctx, shared={}, crossing={})
+        return self.later
 
     def enter(self, module: str) -> None:
         """Adapters of a module's own parameters replace them for as long as it runs."""
@@ -134,6 +142,13 @@ class Evaluation:
             for one in members
             if values[one].until is None
         )
+        self.crossing: dict[
+            int, list[tuple[str, int]]
+        ] = {}  # operation -> what it makes for others
+        makers = {one: number for number, op in enumerate(graph.ops) for one in op.outputs}
+        for name, number in graph.outputs.items():
+            if name.startswith(CROSSING):
+                self.crossing.setdefault(makers[number], []).append((name, number))
         wide, leaves = upcasts(graph), embedded(graph)
         # They import this module, and register themselves.
         from memfit.lower.captured import encoder_operators  # noqa: F401
@@ -193,8 +208,9 @@ class Evaluation:
         owner: dict[str, Tensor] | None = None,
         caches: list[Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The values that leave the graph, by name. `owner` loses what the graph lets go; `caches`
-        gets what it leaves to a cache."""
+        """The values that leave the graph, by name, but those for later layers, which the context
+        gets as soon as they are made. `owner` loses what the graph lets go; `caches` gets what it
+        leaves to a cache."""
         if owner is not None:
             for name in self.unread:
                 owner.pop(name, None)
@@ -219,6 +235,10 @@ class Evaluation:
             r.where = bound.path(op.where) if op.where else bound.prefix
             if step.runs:
                 execute(step, env, frame)
+            for name, number in self.crossing.get(place, ()):
+                ctx.crossing[name] = env[number]
+                if r.replaying:
+                    r.outlive(env[number])
             for number in step.drops:
                 env.pop(number, None)
             if step.releases and owner is not None:
@@ -230,7 +250,11 @@ class Evaluation:
                 repeat(r, reached[jump.first], reached[jump.second], jump.times)
         if caches is not None:
             caches += [env[number] for number in self.cached if number in env]
-        return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
+        return {
+            name: env[number]
+            for name, number in self.graph.outputs.items()
+            if number in env and not name.startswith(CROSSING)
+        }
 
 
 def specs_of(graph: Graph, dims: Dims) -> dict[int, Spec]:
@@ -305,9 +329,10 @@ def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
     ]
     results = step.perform(step, args, frame)
     r.grad = before
-    if step.leaf and frame.ctx.program.input_gradients:
+    program = frame.ctx.program
+    if step.leaf and program.input_gradients and step.op.where == program.model.embed[0].name:
         for one in results:
-            one.needs = True  # enable_input_require_grads
+            one.needs = True  # enable_input_require_grads, of the input embedding alone
     env.update(zip(step.op.outputs, results, strict=True))
 
 

@@ -93,7 +93,7 @@ class Back:
 
     def __init__(self, template: Template, step: Step, frame: Frame, places: list[int]) -> None:
         self.template, self.step, self.places = template, step, places
-        self.frame = Frame(ctx=frame.ctx, bound=frame.bound, linears=frame.linears, env={})
+        self.frame = Frame(ctx=frame.behind, bound=frame.bound, linears=frame.linears, env={})
 
     def __call__(self, r: Recorder, node: Node, g: Tensor) -> Grads:
         blocks: dict[str, Tensor] = {}

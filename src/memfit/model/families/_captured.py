@@ -39,6 +39,7 @@ HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
 ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
 PAST = "past."  # begins the names of a cache's tensors
 LATE = "late."  # those of what a layer returns and no other one reads
+CROSSING = "crossing."  # those of what a layer makes for later ones, beside what it hands on
 LONG = "@long"  # the same of sequences that a sliding window cuts, which need a mask
 SHORT = 48  # a window that cuts the sequences of every example
 HERE = "libraries/transformers/graphs"
@@ -82,7 +83,7 @@ class Row:
     tower: Tower | None = None
     idle: tuple[str, ...] = ("model.visual.",)
     window: str = ""
-    last: str = ""  # as of `Model`
+    last: tuple[str, ...] = ()  # of these modules, the last one that a model has: as of `Model`
     own_positions: bool = False  # as of `Model`
     scaled: bool = False  # logits are divided by a number
     softcap: str = ""  # the field whose number bounds logits, where it is given
@@ -245,7 +246,7 @@ def model_of(
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         towers=towers,
         own_positions=row.own_positions,
-        last=row.last if towers else "",
+        last=last_of(row, towers),
         caching=row.tower is not None and fields.flag("use_cache", default=True),
         heads=("image-text",) if row.tower is not None else ("causal-lm",),
         logit_scale=row.scaled,
@@ -259,6 +260,12 @@ def model_of(
             window=window,
         ),
     )
+
+
+def last_of(row: Row, towers: Sequence[Weight]) -> str:
+    """The module of a tower that comes behind the head."""
+    held = {one.name for one in towers}
+    return next((one for one in reversed(row.last) if f"{one}.weight" in held), "")
 
 
 def classes(fields: Fields) -> tuple[str, ...]:
@@ -403,6 +410,7 @@ def ratio(fields: Fields, dims: Dims, large: str, small: str) -> None:
 
 
 __all__ = [
+    "CROSSING",
     "GENERATION",
     "LATE",
     "PAST",

@@ -149,67 +149,6 @@ def qwen3_tower(fields: Fields, *, deepstack: bool = False) -> tuple[Weight, ...
     return tuple(weights())
 
 
-# ------------------------------------------------------------------------------- Gemma 4's tower
-# Class defaults (transformers 5.23 configuration_gemma4.py Gemma4VisionConfig)
-GEMMA4 = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "head_dim": 64,
-    "patch_size": 16,
-    "position_embedding_size": 10_240,
-}
-
-
-def clipped(name: str, inputs: int, outputs: int, *, limits: bool) -> Weights:
-    """A linear layer with the limits of its inputs and outputs."""
-    yield from linear(f"{name}.linear", inputs, outputs, bias=False)
-    if limits:
-        for one in ("input_min", "input_max", "output_min", "output_max"):
-            yield Weight(name=f"{name}.{one}", shape=(), role="buffer")
-
-
-def gemma4_tower(fields: Fields, out: int) -> tuple[Weight, ...]:
-    """Its patches are projected, not convolved; `out` is the language model's width."""
-    of_kind(fields, "gemma4_vision")
-    fields.assume(**GEMMA4)
-    root, limits = "model.vision_tower", fields.flag("use_clipped_linears", default=False)
-    width, inner = fields.count("hidden_size"), fields.count("intermediate_size")
-    head, rows = fields.count("head_dim"), fields.count("position_embedding_size")
-    query, key = (head * fields.count(f"num_{one}_heads") for one in ("attention", "key_value"))
-    pixels = 3 * fields.count("patch_size") ** 2
-
-    def weights() -> Weights:
-        table = f"{root}.patch_embedder.position_embedding_table"
-        yield Weight(name=table, shape=(2, rows, width), role="embedding")
-        yield from linear(f"{root}.patch_embedder.input_proj", pixels, width, bias=False)
-        for number in range(fields.layers()):
-            name = f"{root}.encoder.layers.{number}"
-            for part, inputs, outputs in (
-                ("self_attn.q_proj", width, query),
-                ("self_attn.k_proj", width, key),
-                ("self_attn.v_proj", width, key),
-                ("self_attn.o_proj", query, width),
-                ("mlp.gate_proj", width, inner),
-                ("mlp.up_proj", width, inner),
-                ("mlp.down_proj", inner, width),
-            ):
-                yield from clipped(f"{name}.{part}", inputs, outputs, limits=limits)
-            for part in ("q_norm", "k_norm"):
-                yield from rms_norm(f"{name}.self_attn.{part}", head)
-            for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-                yield from rms_norm(f"{name}.{part}_layernorm", width)
-        yield from frequencies(f"{root}.encoder.rotary_emb", head // 4)
-        if fields.flag("standardize", default=False):
-            for part in ("std_bias", "std_scale"):
-                yield Weight(name=f"{root}.{part}", shape=(width,), role="buffer")
-        yield from linear("model.embed_vision.embedding_projection", width, out, bias=False)
-
-    return tuple(weights())
-
-
 # -------------------------------------------------------------------------------- Llama 4's tower
 # Class defaults (transformers 5.23 configuration_llama4.py Llama4VisionConfig)
 LLAMA4 = {
@@ -368,6 +307,7 @@ __all__ = [
     "frequencies",
     "layer_norm",
     "linear",
+    "of_kind",
     "pixtral_tower",
     "qwen2_5_tower",
     "qwen2_tower",

@@ -1,13 +1,16 @@
-"""Gemma 4 (31B, and 26B with experts) with its vision tower: layers that see a window, and layers
-that see all with heads of another size, whose keys are their values, too."""
+"""Gemma 4 with its towers: layers that see a window, and layers that see all with heads of another
+size. In 31B, and 26B with experts, these have keys that are their values, too. In E2B and E4B every
+layer has an input of its own beside the one that layers hand on, and the last layers read the keys
+and values of earlier ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import TRACE, Dims, Row, captured, each, variants
-from memfit.model.families._towers import gemma4_tower
+from memfit.model.families._gemma4_towers import audio_tower, gemma4_tower
 from memfit.model.modules import Weight
 
 SIZES = {
@@ -25,6 +28,13 @@ EXPERTS = {
     "top_k_experts": (5, 3, 2),
     "moe_intermediate_size": (64, 152, 120),
 }
+# Of the models whose layers share keys and values
+SHARED = {key: sizes for key, sizes in SIZES.items() if key != "num_global_key_value_heads"} | {
+    "num_hidden_layers": (10, 12, 18),
+    "hidden_size_per_layer_input": (48, 72, 40),
+    "vocab_size_per_layer_input": (500, 572, 660),
+}
+DEPTHS = ((6, True), (8, False), (12, True))  # layers that do not share, wide feed-forwards behind
 TEXT = {
     "model_type": "gemma4_text",
     "num_hidden_layers": 6,
@@ -58,6 +68,9 @@ DEFAULTS = {
     "global_head_dim": 512,
     "sliding_window": 512,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
     "attention_k_eq_v": False,
 }
 # Keys and values of larger heads are repeated (transformers 5.23 integrations/sdpa_attention.py
@@ -76,74 +89,152 @@ def dims(fields: Fields, *more: str) -> Dims:
     fields.assume(**DEFAULTS)
     fields.assume(num_global_key_value_heads=fields.config["num_key_value_heads"])
     found = each(fields, *SIZES, *more)
-    heads = found["num_attention_heads"]
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
-        fields.divides(found[key], heads, key, "`num_attention_heads`")
-        found[f"{key}_groups"] = heads // found[key]
+        found[f"{key}_groups"] = groups(fields, found, key)
+    checked(fields, found)
+    return found
+
+
+def groups(fields: Fields, found: Dims, key: str) -> int:
+    heads = found["num_attention_heads"]
+    fields.divides(found[key], heads, key, "`num_attention_heads`")
+    return heads // found[key]
+
+
+def checked(fields: Fields, found: Dims) -> None:
     if found["global_head_dim"] <= GROUPED or found["head_dim"] > GROUPED:
         message = "no captured graph of `gemma4` with heads of these sizes"
         fields.blame("global_head_dim", message, TRACE)
     if fields.config.get("use_bidirectional_attention") not in (None, "vision"):
         message = "no captured graph of `gemma4` with this `use_bidirectional_attention`"
         fields.blame("use_bidirectional_attention", message, TRACE)
+
+
+def shared_dims(fields: Fields) -> Dims:
+    """The layers that read keys of others may have wider feed-forwards."""
+    fields.assume(**DEFAULTS)
+    found = each(fields, *SHARED)
+    count = groups(fields, found, "num_key_value_heads")
+    if found["num_key_value_heads"] > 1:
+        found["num_key_value_heads_groups"] = count
+    wide = fields.flag("use_double_wide_mlp", default=False)
+    found["shared_intermediate_size"] = found["intermediate_size"] * (1 + wide)
+    checked(fields, found)
     return found
 
 
 def kinds(fields: Fields) -> list[str]:
     """The last layer of each type keeps its keys and values until the model returns."""
-    count = fields.layers()
-    usual = ["full" if number % 6 == 5 else "sliding" for number in range(count)]
-    listed = fields.listing("layer_types", count, [f"{one}_attention" for one in usual])
-    found = [str(one).removesuffix("_attention") for one in listed]
-    found[-1] = "full"
-    for kind in dict.fromkeys(found):
-        last = max(number for number, one in enumerate(found) if one == kind)
-        found[last] = f"{kind}_kept"
+    found = types(fields)
+    for number in lasts(found):
+        found[number] += "_kept"
     return found
 
 
+def types(fields: Fields) -> list[str]:
+    """What each layer sees; the last one always sees all."""
+    count = fields.layers()
+    usual = ["full" if number % 6 == 5 else "sliding" for number in range(count)]
+    listed = fields.listing("layer_types", count, [f"{one}_attention" for one in usual])
+    return [*(str(one).removesuffix("_attention") for one in listed[:-1]), "full"]
+
+
+def lasts(found: list[str]) -> list[int]:
+    """Where the last layer of each kind is."""
+    return [len(found) - 1 - found[::-1].index(kind) for kind in dict.fromkeys(found)]
+
+
+def shared_kinds(fields: Fields) -> list[str]:
+    """Of the layers that do not share, the last one of each type keeps its keys and values for
+    others. The very last one cuts what layers behind it read, and the last of all hands on less."""
+    found = types(fields)
+    own = len(found) - fields.count("num_kv_shared_layers", low=0)
+    if own < 1:
+        fields.blame("num_kv_shared_layers", f"must be less than {len(found)} layers")
+        return found
+    begin, end = found[:own], [f"{one}_sharing" for one in found[own:]]
+    for number in lasts(begin):
+        begin[number] += "_kept"
+    begin[-1] += "_cut"
+    return [*begin, *end[:-1], f"{end[-1]}_last"] if end else begin
+
+
 def tower(fields: Fields) -> tuple[Weight, ...]:
-    if fields.config.get("audio_config") is not None:
-        fields.blame("audio_config", "no captured graph of `gemma4` with an audio tower", TRACE)
-    if fields.config.get("vision_config") is None:
-        return ()
     width = fields.section("text_config").count("hidden_size", default=DEFAULTS["hidden_size"])
-    return gemma4_tower(fields.section("vision_config"), width)
+    found: tuple[Weight, ...] = ()
+    for key, build in (("vision_config", gemma4_tower), ("audio_config", audio_tower)):
+        if fields.config.get(key) is not None:
+            found += build(fields.section(key), width)
+    return found
 
 
 def active(fields: Fields) -> tuple[int, int]:
     return fields.count("top_k_experts"), fields.count("num_experts")
 
 
-def row(name: str, more: Mapping[str, tuple[int, ...]]) -> Row:
-    text = {**TEXT, "enable_moe_block": bool(more)}
+TOWERS = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
+
+
+def row(name: str, examples: Sequence[Mapping[str, Any]], **how: Any) -> Row:
+    whole = {"model_type": "gemma4", "vision_config": VISION, "audio_config": None}
     return Row(
         name=name,
         text="text_config",
-        dims=lambda fields: dims(fields, *more),
-        kinds=kinds,
-        examples=tuple(
-            {
-                "model_type": "gemma4",
-                "text_config": one,
-                "vision_config": VISION,
-                "audio_config": None,
-            }
-            for one in variants(text, {**SIZES, **more})
-        ),
-        active=active if more else None,
-        silent=SILENT if more else (*SILENT, *EXPERTS),
+        examples=tuple({**whole, "text_config": one} for one in examples),
         tied=True,
         softcap="final_logit_softcapping",
         window="sliding_window",
         tower=tower,
-        last="model.embed_vision.embedding_projection",
-        idle=("model.vision_tower.", "model.embed_vision."),
+        last=("model.embed_vision.embedding_projection", "model.embed_audio.embedding_projection"),
+        idle=tuple(f"model.{one}." for one in TOWERS),
+        **how,
+    )
+
+
+def large(name: str, more: Mapping[str, tuple[int, ...]]) -> Row:
+    text = {**TEXT, "enable_moe_block": bool(more)}
+    return row(
+        name,
+        variants(text, {**SIZES, **more}),
+        dims=lambda fields: dims(fields, *more),
+        kinds=kinds,
+        active=active if more else None,
+        silent=SILENT if more else (*SILENT, *EXPERTS),
+    )
+
+
+def small(name: str, heads: tuple[int, ...]) -> Row:
+    """With so many keys and values, which torch lays out otherwise where there is one."""
+    sizes = {**SHARED, "num_key_value_heads": heads}
+    others = [
+        {
+            "layer_types": ["sliding_attention", "full_attention"] * (count // 2),
+            "num_kv_shared_layers": count - own,
+            "use_double_wide_mlp": wide,
+        }
+        for count, (own, wide) in zip(sizes["num_hidden_layers"], DEPTHS, strict=True)
+    ]
+    text = {**TEXT, "attention_k_eq_v": False, "enable_moe_block": False}
+    return row(
+        name,
+        variants(text, sizes, *others),
+        dims=shared_dims,
+        kinds=shared_kinds,
+        silent=(*SILENT, *EXPERTS, "num_global_key_value_heads", "num_kv_shared_layers"),
     )
 
 
 def choose(fields: Fields) -> int:
-    return int(bool(fields.mapping("text_config").get("enable_moe_block")))
+    text = {**DEFAULTS, **fields.mapping("text_config")}
+    if text["num_kv_shared_layers"]:
+        return 3 if text["num_key_value_heads"] == 1 else 2
+    return int(bool(text.get("enable_moe_block")))
 
 
-captured(row("gemma4", {}), row("gemma4-moe", EXPERTS), choose=choose)
+ROWS = (
+    large("gemma4", {}),
+    large("gemma4-moe", EXPERTS),
+    small("gemma4-small", SIZES["num_key_value_heads"]),
+    small("gemma4-small-one", (1, 1, 1)),
+)
+captured(*ROWS, choose=choose)
