@@ -15,6 +15,7 @@ from memfit.estimate import estimate
 from memfit.graph import check, json_of
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.model import catalog
 from memfit.model.families import build
 from memfit.model.families._captured import GENERATION as PASSES
 from memfit.model.families._captured import (
@@ -264,6 +265,33 @@ def test_a_router_that_its_class_makes_in_fp32_is_loaded_so() -> None:
     traced = {one.format for one in run.weights if one.name.endswith("gate.wg.weight")}
     ours = {one.format for one in build(config).weights() if one.name.endswith("gate.wg.weight")}
     assert traced == ours == {"float32"}
+
+
+def test_layers_that_read_earlier_ones_stand_for_no_others() -> None:
+    """Gradients go past the next layer: Gemma 4 E2B has 35 layers, four of a kind in a row."""
+    model = build(catalog.entry("google/gemma-4-E2B").config())
+    for checkpointing in ("none", "full"):
+        job = Job(method="lora", batch=1, seq=64, checkpointing=checkpointing)
+        short, long = (lower(model, job, compact=compact) for compact in (True, False))
+        legal(short)
+        assert memory(short).allocated == memory(long).allocated
+
+
+def test_reentrant_checkpoints_of_layers_that_read_earlier_ones_go_to_the_trace() -> None:
+    config = unseen(ROWS["gemma4-small"])
+    job = Job(batch=2, seq=64, checkpointing="full", reentrant=True)
+    with pytest.raises(InputError, match="reentrant checkpoints"):
+        estimate(build(config), job)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "bert"])
+def test_a_capture_says_how_many_operations_its_graphs_have(name: str) -> None:
+    """Files of encoders list their graphs, which several names share."""
+    from memfit.verb_capture import Capture
+
+    found = Capture(family=name, setting="", data=stored(name), same=True).operations
+    assert found
+    assert min(found.values()) > 0
 
 
 def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:

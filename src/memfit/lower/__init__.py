@@ -138,6 +138,11 @@ def late(model: Model, job: Job) -> bool:
     return model.graphs is not None and not (model.encodes or job.training) and model.graphs.late
 
 
+def crosses(model: Model, job: Job) -> bool:
+    """Whether gradients go past the next layer, so that no layer stands for others."""
+    return job.training and model.graphs is not None and not model.encodes and model.graphs.crosses
+
+
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
     """Layer by layer: written out from the inner ones of each kind, or walked."""
     if not steady(strategy) or waits(job):
@@ -190,7 +195,7 @@ def walked(
     """Layer by layer (`ends` None), or with one layer for all that are like it but those at the
     ends. None where such a walk does not tell what the layers have that it leaves out."""
     compact = (
-        ends is not None and not model.stored and foldable(strategy)
+        ends is not None and not model.stored and foldable(strategy) and not crosses(model, job)
     )  # a file's blocks differ from layer to layer
     gpu, short = None if cluster is None else cluster.gpu, ends if compact else None
     return once(
@@ -220,7 +225,9 @@ def walk(
     held = run(
         r,
         program,
-        folded(model, job, cluster, strategy) if scripted(strategy) and not waits(job) else None,
+        folded(model, job, cluster, strategy)
+        if scripted(strategy) and not waits(job) and not crosses(model, job)
+        else None,
     )
     spans = repeats(r, program)
     events = tuple(r.events)

@@ -50,6 +50,9 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     for name, layout in strategy.uses():
         if layout.size > 1 and name not in LAYOUTS:
             yield f"with `{name}`", f"use {name}"
+    crosses = not program.model.encodes and program.model.graphs.crosses
+    if job.training and job.reentrant and job.checkpointing != "none" and crosses:
+        yield "with reentrant checkpoints", "job.reentrant"
     still = any(map(stands_still, graphs_of(program)))
     if job.training and strategy.size("ddp") > 1 and still:
         yield "with `ddp`, which stops at weights without a gradient", "use ddp"

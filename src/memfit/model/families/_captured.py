@@ -39,6 +39,7 @@ HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
 ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
 PAST = "past."  # begins the names of a cache's tensors
 LATE = "late."  # those of what a layer returns and no other one reads
+SECOND = "x1"  # what a layer hands to the next one beside `x`
 CROSSING = "crossing."  # those of what a layer makes for later ones, beside what it hands on
 LONG = "@long"  # the same of sequences that a sliding window cuts, which need a mask
 SHORT = 48  # a window that cuts the sequences of every example
@@ -120,6 +121,12 @@ class Graphs:
         """Whether a layer that generates returns what no other one reads."""
         graphs = self.all("decode").values() if "decode" in self.settings else ()
         return any(name.startswith(LATE) for graph in graphs for name in graph.outputs)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a layer reads more of earlier layers than what the one before hands on."""
+        names = {name for graph in self.graphs.values() for name in graph.inputs}
+        return any(name.startswith(CROSSING) or name == SECOND for name in names)
 
     def all(self, setting: str) -> Mapping[str, Graph]:
         """Every graph of a setting."""

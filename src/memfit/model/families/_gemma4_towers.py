@@ -75,8 +75,7 @@ AUDIO = {
     "conv_kernel_size": 5,
     "output_proj_dims": 1536,
 }
-CHANNELS = [128, 32]  # of the two convolutions, each of which halves the bins
-BINS = 128  # of a spectrum
+CHANNELS = [128, 32]  # of the two convolutions, each of which halves the bins of a spectrum
 
 
 def audio_tower(fields: Fields, out: int) -> tuple[Weight, ...]:
@@ -98,10 +97,10 @@ def audio_tower(fields: Fields, out: int) -> tuple[Weight, ...]:
             yield Weight(name=f"{name}.conv.weight", shape=(after, before, 3, 3), role="linear")
             yield from rms_norm(f"{name}.norm", after)
         name = f"{root}.subsample_conv_projection.input_proj_linear"
-        yield from linear(name, BINS // 4 * channels[1], width, bias=False)
-        shape = (1, 1, width // 2)
+        # Of as many bins as the first convolution has channels
+        yield from linear(name, channels[0] // 4 * channels[1], width, bias=False)
         name = f"{root}.rel_pos_enc.inv_timescales"
-        yield Weight(name=name, shape=shape, role="buffer", format="float32")
+        yield Weight(name=name, shape=(1, 1, width // 2), role="buffer")
         for number in range(fields.layers()):
             yield from conformer(f"{root}.layers.{number}", width, width // heads, kernel, limits)
         yield from linear(f"{root}.output_proj", width, end)

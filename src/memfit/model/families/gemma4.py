@@ -57,6 +57,15 @@ VISION = {
     "head_dim": 16,
     "position_embedding_size": 24,
 }
+AUDIO = {
+    "model_type": "gemma4_audio",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [8, 4],
+    "conv_kernel_size": 3,
+    "output_proj_dims": 24,
+}
 # Class defaults (transformers 5.23 configuration_gemma4.py)
 DEFAULTS = {
     "vocab_size": 262_144,
@@ -175,8 +184,10 @@ def active(fields: Fields) -> tuple[int, int]:
 TOWERS = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
 
 
-def row(name: str, examples: Sequence[Mapping[str, Any]], **how: Any) -> Row:
-    whole = {"model_type": "gemma4", "vision_config": VISION, "audio_config": None}
+def row(
+    name: str, examples: Sequence[Mapping[str, Any]], audio: Mapping[str, Any] | None, **how: Any
+) -> Row:
+    whole = {"model_type": "gemma4", "vision_config": VISION, "audio_config": audio}
     return Row(
         name=name,
         text="text_config",
@@ -196,6 +207,7 @@ def large(name: str, more: Mapping[str, tuple[int, ...]]) -> Row:
     return row(
         name,
         variants(text, {**SIZES, **more}),
+        None,
         dims=lambda fields: dims(fields, *more),
         kinds=kinds,
         active=active if more else None,
@@ -218,6 +230,7 @@ def small(name: str, heads: tuple[int, ...]) -> Row:
     return row(
         name,
         variants(text, sizes, *others),
+        AUDIO,
         dims=shared_dims,
         kinds=shared_kinds,
         silent=(*SILENT, *EXPERTS, "num_global_key_value_heads", "num_kv_shared_layers"),
