@@ -7,10 +7,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit import spellings
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.model.heads import heads_of, label_head, with_head
@@ -24,7 +22,7 @@ from memfit.words import (
     ask_from,
     cluster_of,
     gather,
-    job_file,
+    given_values,
     job_of,
     options,
     planned_model,
@@ -158,14 +156,8 @@ def values_of(
 ) -> tuple[Any, dict[str, Any]]:
     """The model and the options of a plan, with those of its job file."""
     known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
-    values = {name: value for name, value in given.items() if value is not None}
-    values = spellings.plain(values, known, problems)
-    subject: Any = model
-    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
-        (".yaml", ".yml")
-    ):
-        values = {**job_file(Path(model), problems), **values}
-        subject = values.pop("model", None)
+    subject, values = given_values(model, given, known, problems)
+    values.pop("model", None)
     misplaced(values, str(values.get("task", "")) == "inference", problems)
     problems += [
         unknown("option", str(name), str(name)[:60], tuple(known))

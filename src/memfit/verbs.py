@@ -35,9 +35,9 @@ from memfit.words import (
     cluster_of,
     compared,
     gather,
+    given_values,
     gpu_notes,
     is_program,
-    job_file,
     job_of,
     matches,
     model_of,
@@ -110,14 +110,7 @@ class Question:
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
     """Read and check the arguments of a question. `problems`: those found before."""
     known = options()
-    values = {name: value for name, value in given.items() if value is not None}
-    values = spellings.plain(values, known, problems)
-    subject: Any = model
-    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
-        (".yaml", ".yml")
-    ):
-        values = {**job_file(Path(model), problems), **values}
-        subject = values.get("model")
+    subject, values = given_values(model, given, known, problems)
     problems += [
         unknown("option", str(name), str(name)[:60], tuple(known))
         for name in values

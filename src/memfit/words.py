@@ -8,7 +8,7 @@ import fnmatch
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -702,6 +702,21 @@ def producer_of(by: str) -> Producer | None:
     from memfit.trace import trace
 
     return trace
+
+
+def given_values(
+    model: Any, given: Mapping[str, Any], known: Collection[str], problems: list[Problem]
+) -> tuple[Any, dict[str, Any]]:
+    """The model and the options that were named, each by its own name; those of a job file where
+    the model is one."""
+    values = {name: value for name, value in given.items() if value is not None}
+    values = spellings.plain(values, known, problems)
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
+        (".yaml", ".yml")
+    ):
+        values = {**job_file(Path(model), problems), **values}
+        return values.get("model"), values
+    return model, values
 
 
 def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
