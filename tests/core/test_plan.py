@@ -798,3 +798,29 @@ def test_what_another_judge_does_not_let_pass_is_no_row():
     none = judged(replace(found, rows=found.rows[:1]), 1, judge)
     assert not none.fits
     assert none.reason.startswith("none of the chosen plans fits when checked:")
+
+
+@pytest.mark.parametrize(
+    ("method", "schedule", "use"),
+    [
+        ("lora", "1f1b", "fsdp=4"),
+        ("lora", "interleaved", "ddp=2 fsdp=2"),
+        ("qlora", "1f1b", "ddp=2 fsdp=2"),
+        ("qlora", "interleaved", "fsdp=4,reshard=no"),
+    ],
+)
+def test_a_stage_whose_weights_are_sharded_bounds_its_pipeline(method, schedule, use):
+    """The bound is no more than the answer, and more than what leaves its casts out."""
+    bounds = Bounds(built(MODEL), parse_cluster("8xh100-sxm"))
+    job = Job(method=method, precision="autocast-bf16", seq=1024, framework="transformers")
+    pipeline = f"pp=2,schedule={schedule}" + ",virtual=2" * (schedule == "interleaved")
+    strategy = turned(strategy_from([*use.split(), pipeline], 8), 8)
+    found = estimate(
+        bounds.model, job.replace(batch=1, accumulate=8), bounds.cluster, strategy, precise=False
+    )
+    like = alike(job, strategy)
+    walked = bounds.walked(like, 1)
+    assert like.job != job
+    least = bounds.sharded_stage(job, strategy, (1, 8))
+    assert 8 * bounds.staged(like, strategy, (1, 8), walked) * walked.seconds < least
+    assert least <= found.time.seconds

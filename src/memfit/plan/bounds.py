@@ -24,7 +24,7 @@ from memfit.lower.schedules import in_flight
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
-from memfit.plan.memory_lower_bounds import WIDTH, Holds, Walked
+from memfit.plan.memory_lower_bounds import WIDTH, Holds, Walked, passes
 from memfit.simulate.bubbles import standing
 from memfit.simulate.host_step import away
 from memfit.simulate.pace import calls
@@ -40,6 +40,7 @@ AGAIN: Annotated[
         "torch.utils.checkpoint's selective policy keeps every second product, maybe the larger",
     ),
 ] = {"full": 1.0, "selective": 0.2}
+FEW_MICRO_BATCHES = (1, 2)  # times as many as there are stages: what a bound walks
 SHORT: Annotated[int, setting("layers of the short models that bounds are made of")] = 2
 
 
@@ -86,6 +87,7 @@ class Bounds:
         self.layers: dict[tuple[Like, int], float] = {}
         self.shorts: dict[tuple[Like, int], Walked | None] = {}
         self.stages: dict[tuple[Like, PP, int], float] = {}
+        self.sharded: dict[tuple[Job, Strategy, int], float] = {}
         self.moved: dict[tuple[Like, int], float] = {}
         self.known: dict[tuple[Like, int], Walked | None] = {}
         self.called: dict[tuple[str, int, Group], float] = {}
@@ -315,6 +317,41 @@ class Bounds:
                 0.0 if found is None else (found.seconds - found.stepping) / pp.size
             )
         return self.stages[like, few, batch]
+
+    def sharded_stage(self, job: Job, strategy: Strategy, micro: tuple[int, int]) -> float:
+        """Seconds of the kernels of all micro-batches on a pipeline's last stage, with the casts of
+        sharded weights, which `stage` leaves out: of one micro-batch what more of them add. Nothing
+        where that is as much work as an answer. Sharded over all GPUs of a stage, and gathered once
+        a step, they are fewest."""
+        pp, fsdp, (batch, times) = strategy.pp, strategy.fsdp, micro
+        if (
+            pp is None
+            or fsdp is None
+            or not job.hugging
+            or times <= len(FEW_MICRO_BATCHES) * pp.size
+        ):
+            return 0.0
+        whole = replace(fsdp, size=fsdp.size * strategy.size("ddp"), reshard=False, reshard_to=0)
+        inner = replace(strategy, ddp=None, fsdp=whole, rank=strategy.ranks - 1)
+        key = job, inner, batch
+        if key not in self.sharded:
+            one, two = (
+                self.stage_kernels(job, replace(pp, micro_batches=count * pp.size), inner, batch)
+                for count in FEW_MICRO_BATCHES
+            )
+            self.sharded[key] = max(0.0, two - one) / pp.size if one else 0.0
+        return times * self.sharded[key]
+
+    def stage_kernels(self, job: Job, pp: PP, strategy: Strategy, batch: int) -> float:
+        """Seconds of the kernels of the last stage's passes; 0 where they are not known."""
+        times, inner = pp.micro_batches, replace(strategy, pp=pp)
+        job = job.replace(batch=batch, accumulate=times, optimizer="sgd")
+        tape = self.lowered(Like(job, inner))
+        if tape is None or self.rates is None:
+            return 0.0
+        turns = standing(pp, pp.size - 1, times, whole=job.hugging)
+        found = duration(tape, self.rates, job, 0, calls=calls(self.cluster, inner), turns=turns)
+        return 0.0 if found is None else passes(found.parts)
 
     def quickest(self, job: Job) -> float:
         """Of the arithmetic of products, the best rate that any was measured at."""

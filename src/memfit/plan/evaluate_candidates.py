@@ -165,10 +165,12 @@ class Asking:
             passes += self.ledger.taken_share * self.ledger.calling(
                 node.kernels, node.strategy, node.times
             )
-            return (
-                max(passes, self.ledger.bounds.pipelined(node.like, strategy, micro, walked))
-                + stepping
-            )
+            passes = max(passes, self.ledger.bounds.pipelined(node.like, strategy, micro, walked))
+            if node.like.job != node.kernels and passes + stepping <= node.seconds * (1 + 1e-9):
+                passes = max(
+                    passes, self.ledger.bounds.sharded_stage(node.kernels, strategy, micro)
+                )
+            return passes + stepping
         passes, kernels = 0.0, node.times * walked.seconds
         like = (
             (node.strategy, self.ledger.closest[node.strategy])

@@ -83,11 +83,12 @@ class Counted:
 @dataclass
 class Lost:
     """Of a kind that was not taken: the least time it can take (None: not known), the least memory
-    that was found to be needed, a refusal."""
+    that was found to be needed, a refusal; names of candidates that a bound puts behind others."""
 
     seconds: float | None = None
     needs: int | None = None
     refused: str = ""
+    behind: set[tuple[object, ...]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)

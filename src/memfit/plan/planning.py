@@ -361,14 +361,14 @@ def dropped(space: Space, search: Search) -> Iterator[Dropped]:
         search.ledger.lost.items(),
         key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0]),
     ):
-        if kind not in shown and (lost.seconds or lost.needs or lost.refused):
+        if kind not in shown and (lost.seconds or lost.needs or lost.refused or lost.behind):
             needs = None if search.full(kind.method) else lost.needs
             yield Dropped(
                 layout=kind.layout,
                 method=kind.method,
                 seconds=lost.seconds,
                 needs=needs,
-                refused=lost.refused,
+                refused="" if lost.behind else lost.refused,  # others of the kind are slower
             )
     legal = {search.ledger.labels[place] for place in range(len(search.ledger.labels))}
     for name, reason in space.refused.items():

@@ -274,6 +274,7 @@ class Search:
         """Its time by formulas, if it may fit."""
         kind = self.ledger.kind(node.kernels, node.strategy)
         lost = self.ledger.lost.setdefault(kind, Lost())
+        lost.behind.discard(node.name)
         if (
             self.done(node)
             or (node.kernels, node.strategy) in self.asking.refused
@@ -287,6 +288,7 @@ class Search:
                 return
             seconds = sooner
         if seconds > node.seconds * (1 + 1e-9):
+            lost.behind.add(node.name)
             heapq.heappush(self.heap, node._replace(seconds=seconds))
             return
         if self.asking.steps_alike(node):
