@@ -96,7 +96,11 @@ def test_the_whole_page_has_the_speeds_of_serving_engines() -> None:
     """Which a run of the serving part alone writes, too."""
     made = tool()
     one = {"rows": 3, "answered": 2, "median": 0.1, "p95": 0.2, "pairs": 4, "pairs_in_order": 0.5}
-    (logs, _, _), (speeds, head, lines) = made.serving_tables({}, {"vllm": one})
+    (logs, _, _), (unseen, _, held_out), (speeds, head, lines) = made.serving_tables(
+        {}, {"vllm": one}
+    )
+    assert unseen.startswith("### ")
+    assert {line[0] for line in held_out} == {"sglang", "vllm"}
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     assert logs in page
     assert speeds in page
