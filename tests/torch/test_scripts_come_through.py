@@ -129,7 +129,7 @@ strange = strange.rename_column("intent", "labels").cast_column("audio", Audio(s
 assert strange["train"].features["audio"].sampling_rate == 16000
 assert strange["train"].features["labels"].names == ["0", "1"] and len(strange["test_sft"])
 heard = strange["train"].map(
-    lambda rows: {"n": [len(one["array"]) + len(said) * 0
+    lambda rows: {"n": [len(one["array"].squeeze()) + len(said) * 0
                         for one, said in zip(rows["audio"], rows["transcript"])]},
     batched=True, remove_columns=strange["train"].column_names)
 assert heard.column_names == ["n"] and heard[0]["n"] == 160000
