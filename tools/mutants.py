@@ -2,11 +2,14 @@
 counts the changes that no test fails on.
 
 python tools/mutants.py [--count 30] [--seed 0] [--only simulate/allocator.py] [--jobs 2] [--quick]
+                        [--all]
 
 A sample is drawn by the seed, so that two runs are about the same changes. Of the share that was
-killed the 95 % interval is printed (Wilson's). The exit code is 1 where less than LEAST of the
-changes are killed. `--quick` leaves out tests that take longer than seconds, and files that have no
-others: so `make test` can ask it each time.
+killed the 95 % interval is printed (Wilson's), and each survivor as soon as it is known: what was
+judged before Ctrl-C is a sample too. Tests have MEMORY bytes of address space, so that a change
+cannot eat the machine. The exit code is 1 where less than LEAST of the changes are killed.
+`--quick` leaves out tests that take longer than seconds, and files that have no others: so `make
+test` can ask it each time. `--all` lists the changes that were killed, too.
 """
 
 from __future__ import annotations
@@ -32,6 +35,11 @@ SOURCE = ROOT / "src" / "memfit"
 PASSED, FAILED = 0, 1  # pytest's exit codes
 LIMIT = 240.0  # seconds for the tests of a room, at most; a change that never ends is noticed
 SLOWER, START = 10, 20.0  # times the tests without a change, and seconds beside them, until then
+MEMORY = 6 << 30  # address space of a test run; the tests of all rooms need 2 GiB at most
+LIMITED = f"""\
+import resource, sys, pytest
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+sys.exit(pytest.main(sys.argv[1:]))"""
 LEAST = 0.5  # of the changes; the aim is 0.9. Of 30 changes a run with three quarters has this
 # Rooms, and the tests that have to notice. The first that fails is enough: quick ones come first.
 ROOMS = {
@@ -205,7 +213,7 @@ def limit_of(names: tuple[str, ...], tree: Path) -> float | None:
 def tested(names: tuple[str, ...], tree: Path, limit: float) -> int:
     """What pytest returns for these tests over the sources of `tree`."""
     tests = [str(ROOT / "tests" / "core" / name) for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-c", LIMITED, "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
     command += ["-o", f"pythonpath={tree} {ROOT}"]
     done = subprocess.run(
         [*command, *tests],
@@ -225,12 +233,13 @@ def interval(killed: int, count: int) -> tuple[float, float]:
     return middle - reach, middle + reach
 
 
-def report(chosen: list[Mutant], lives: list[bool | None]) -> int:
-    """Which changes survived, and the share that was killed; the exit code."""
-    for one, alive in zip(chosen, lives, strict=True):
-        if alive is not False:
-            said = "survived" if alive else "not judged (no test ran)"
-            print(f"{said}: {one.file}:{one.line}: {one.change}")
+def report_of(one: Mutant, alive: bool | None) -> str:
+    said = {True: "survived", False: "killed", None: "not judged (no test ran)"}[alive]
+    return f"{said}: {one.file}:{one.line}: {one.change}"
+
+
+def report(lives: list[bool | None]) -> int:
+    """The share of the changes that was killed; the exit code."""
     judged, killed = len(lives) - lives.count(None), lives.count(False)
     if not judged:
         print("no change was judged")
@@ -247,6 +256,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--all", action="store_true", help="print the changes that were killed too")
     asked = parser.parse_args()
     chosen = sample(asked.count, asked.seed, asked.only, asked.quick)
     if not chosen:
@@ -280,12 +290,20 @@ def main() -> int:
             print(f"the tests fail without a change: {', '.join(wrong)}")
             return 2
 
-        def judge(one: Mutant) -> bool | None:
+        def judge(one: Mutant) -> None:
             names = tests_of(one.file, asked.quick)
-            return borrow(lambda tree: survives(one, tree, names, limits[names] or LIMIT))
+            alive = borrow(lambda tree: survives(one, tree, names, limits[names] or LIMIT))
+            lives.append(alive)
+            if alive is not False or asked.all:
+                print(report_of(one, alive), flush=True)
 
-        lives = list(pool.map(judge, chosen))
-    return report(chosen, lives)
+        lives: list[bool | None] = []
+        try:
+            list(pool.map(judge, chosen))
+        except KeyboardInterrupt:
+            print(f"stopped after {len(lives)} of {len(chosen)} changes")
+            pool.shutdown(cancel_futures=True)
+    return report(lives)
 
 
 if __name__ == "__main__":

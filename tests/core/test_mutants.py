@@ -75,15 +75,30 @@ def test_what_cannot_be_judged_is_said(
 def test_what_was_not_judged_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     made = tool()
     one = made.Mutant("band.py", 3, "a -> b", "")
-    assert made.report([one] * 4, [True, False, False, None]) == 0
-    said = capsys.readouterr().out
-    assert "survived: band.py:3: a -> b" in said
-    assert "not judged (no test ran): band.py:3" in said
-    assert "killed 2 of 3 (" in said
-    assert made.report([one], [None]) == 2
+    assert made.report_of(one, True) == "survived: band.py:3: a -> b"
+    assert made.report_of(one, None).startswith("not judged (no test ran): band.py:3")
+    assert made.report([True, False, False, None]) == 0
+    assert "killed 2 of 3 (" in capsys.readouterr().out
+    assert made.report([None]) == 2
     assert "no change was judged" in capsys.readouterr().out
-    assert made.report([one] * 10, [False] * 5 + [True] * 5) == 0
-    assert made.report([one] * 10, [False] * 4 + [True] * 6) == 1
+    assert made.report([False] * 5 + [True] * 5) == 0
+    assert made.report([False] * 4 + [True] * 6) == 1
+
+
+def test_a_change_cannot_take_all_memory(tmp_path: Path) -> None:
+    made = tool()
+    for name, size in (("small", made.MEMORY // 4), ("large", made.MEMORY)):
+        (tmp_path / f"test_{name}.py").write_text(
+            f"import mmap\ndef test_it():\n    mmap.mmap(-1, {size})\n"
+        )
+        options = ("-q", "-p", "no:cacheprovider", "-c", "/dev/null", f"test_{name}.py")
+        done = subprocess.run(
+            [sys.executable, "-c", made.LIMITED, *options],
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == (made.PASSED if name == "small" else made.FAILED)
 
 
 def test_a_change_that_never_ends_is_noticed_and_costs_little(
