@@ -117,6 +117,7 @@ def test_every_problem_at_once_with_the_nearest_names() -> None:
         "roundup_power2_divisions:[0:4]",
         "roundup_power2_divisions:[]",
         "roundup_power2_divisions:[256:1",
+        "roundup_power2_divisions:256:1]",
         "roundup_power2_divisions:[>]",
         "backend:",
         "backend:vmm",
@@ -179,3 +180,24 @@ def test_any_text_gives_settings_or_an_input_error(text: str) -> None:
     except InputError as error:
         problems = error.problems
     assert all(problem.level == "error" and len(str(problem)) < 400 for problem in problems)
+
+
+def test_another_backend_is_said_to_follow_the_driver() -> None:
+    with pytest.raises(InputError, match="cudaMallocAsync") as caught:
+        Settings.parse("backend:cudaMallocAsync")
+    assert "the driver's own rules" in (caught.value.problems[0].hint or "")
+    with pytest.raises(InputError, match="vmm") as other:
+        Settings.parse("backend:vmm")
+    assert other.value.problems[0].hint == "use `native`"
+
+
+def test_small_requests_are_multiples_of_512_whatever_the_divisions() -> None:
+    divided = Settings(roundup_power2_divisions=4)
+    assert [divided.rounded(size) for size in (1, 512, 1200, 2048, 2049, 2561)] == [
+        512,
+        512,
+        1536,
+        2048,
+        2560,
+        3072,
+    ]

@@ -9,7 +9,7 @@ import pytest
 
 from memfit.band import Residual
 from memfit.cli import main
-from memfit.truth.blind import LEAST, TAILS, blind, chosen_tail, left_out, places
+from memfit.truth.blind import LEAST, TAILS, Blind, LeftOut, blind, chosen_tail, left_out, places
 
 
 def residual(number: int, source: str, ratio: float) -> Residual:
@@ -40,6 +40,26 @@ def test_a_source_has_no_say_in_its_own_line() -> None:
     assert lines["far"].high < 0.02
     assert lines["a"].covered >= 0.9
     assert lines["a"].high > 0.18
+
+
+def test_sources_weigh_alike_or_by_their_cases() -> None:
+    lines = tuple(
+        LeftOut(source=name, cases=cases, tail=0.02, covered=covered, low=-0.1, high=0.1)
+        for name, cases, covered in (("a", 30, 1.0), ("b", 10, 0.5))
+    )
+    found = Blind(left_out=lines, fits=(), places=())
+    assert found.over_sources == 0.75
+    assert found.over_cases == 0.875
+
+
+def test_ends_are_shares_beyond_what_is_predicted() -> None:
+    (line,) = [
+        one
+        for one in left_out([*spread("a", 0.9, 1.1), *spread("b", 0.99, 1.01)])
+        if one.source == "b"
+    ]
+    assert -0.11 < line.low < -0.05
+    assert 0.05 < line.high < 0.11
 
 
 def test_the_tail_is_the_largest_with_which_every_regime_is_covered() -> None:

@@ -63,6 +63,8 @@ def test_groups_lie_on_nodes_by_their_distance() -> None:
     assert spanned(16, 1, 8) == 2
     assert spanned(2, 8, 8) == 2  # replicas of whole nodes
     assert spanned(4, 2, 8) == 1
+    assert spanned(4, 8, 8) == 4  # each of its ranks on another node
+    assert spanned(9, 1, 8) == 2
 
 
 def test_every_group_has_its_own() -> None:
@@ -93,3 +95,16 @@ def test_nvlink_sharp_adds_to_both_ends() -> None:
     assert eight[:2] == ((16 * 12 + 256) * MIB, (24 * (12 + 12) + 256) * MIB)
     assert three[:2] == (16 * 12 * MIB, 24 * (12 + 12) * MIB)
     assert communicator(H100, 4, 1, (2, 13)).low == (16 * 12 + 256) * MIB
+
+
+def test_the_torch_of_each_year_brings_its_nccl() -> None:
+    from memfit.hardware.nccl import BUNDLED
+
+    assert BUNDLED == {
+        (2, 7): (2, 26),
+        (2, 5): (2, 21),
+        (2, 3): (2, 20),
+        (2, 2): (2, 19),
+        (2, 1): (2, 18),
+        (0, 0): (2, 14),
+    }
