@@ -73,6 +73,79 @@ def test_a_shard_is_a_part_of_the_flat_parameter() -> None:
     assert sorted(shards) == sorted([2 * (2 * 700 * 128 + 128) // 4, *[2 * layer // 4] * 9])
 
 
+@pytest.mark.parametrize("layout", [{}, {"shard": False}, {"offload": True}])
+def test_units_come_whole_before_they_are_cut(layout: dict[str, Any]) -> None:
+    """Layer by layer, adapters first, the root last: matrices, what is broadcast, the flat
+    parameter, and then this rank's part of it; nothing but that part stays."""
+    job = {"method": "lora", "versions": OLD}
+    events = itertools.takewhile(
+        lambda event: getattr(event, "phase", "load") == "load",
+        tape(job, adapters="units", **layout),
+    )
+    made: dict[int, Alloc] = {}
+    order, live = [], set[int]()
+    for event in events:
+        if isinstance(event, Alloc) and event.op in ("to", "broadcast", "cat", "shard"):
+            made[event.id] = event
+            order.append((event.where, event.op, event.size))
+            live.add(event.id)
+        elif isinstance(event, Free):
+            live.discard(event.id)
+    layer = 2 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 320 + 2 * 128)
+    whole = layout.get("shard", True)
+    flat = [("cat", layer)] if whole else []
+    last = [(op, size) for where, op, size in order if where == "model.layers.8"]
+    place = last.index(("broadcast", layer))
+    assert last[place:] == [
+        ("broadcast", layer),
+        *flat,
+        ("shard", layer // 4 if whole else layer),
+    ]
+    assert sum(size for op, size in last[place - 9 : place]) == layer
+    assert order[0][2] < 2 * 128 * 64  # an adapter's matrix
+    assert order[-1][0] == ""
+    stays = {made[id].op for id in live}
+    assert stays == (set() if layout.get("offload") else {"shard"})
+
+
+def test_the_allocator_keeps_what_units_came_in() -> None:
+    """LoRA of Llama-2-7B on two GPUs reserves more than its shards before the first step: a layer
+    in matrices, in broadcasts and flat, and the root flat."""
+    found = tape({"method": "lora", "versions": OLD}, size=2)
+    allocator = Allocator()
+    for event in itertools.takewhile(
+        lambda event: getattr(event, "phase", "load") == "load", found
+    ):
+        if isinstance(event, Alloc):
+            allocator.malloc(event.id, event.size, event.stream)
+        elif isinstance(event, Free):
+            for stream in event.streams:
+                allocator.record_stream(event.id, stream)
+            allocator.free(event.id)
+        elif isinstance(event, Sync):
+            allocator.sync(event.waits_for, event.behind)
+    layer = 2 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 320 + 2 * 128)
+    assert allocator.reserved >= allocator.allocated + 3 * layer
+
+
+@pytest.mark.parametrize(
+    ("peft", "packed", "bytes"), [("0.9.0", True, 2), ("0.9.0", False, 4), ("0.19.0", False, 2)]
+)
+def test_adapters_follow_the_dtype_that_sharded_4_bit_weights_are_stored_in(
+    peft: str, packed: bool, bytes: int
+) -> None:
+    """FSDP shards 4-bit weights whose storage is a float; bytes are no dtype for an adapter."""
+    versions = OLD.replace("peft=0.13.2", f"peft={peft}")
+    job = {"method": "qlora", "prepare_kbit": False, "adapter_dtype": "base", "versions": versions}
+    matrices = [
+        event.size
+        for event in tape({**job, "rank": 8}, packed=packed, adapters="units")
+        if isinstance(event, Alloc) and event.op == "to" and event.size > 2 * 128  # no norms
+    ]
+    assert matrices[0] == 8 * 128 * bytes
+    assert min(matrices) == 8 * 64 * bytes
+
+
 def test_a_frozen_layer_keeps_its_recomputed_input_and_the_gradient_of_it() -> None:
     """`register_multi_grad_hook` holds the leaf that checkpointing made of the input, until the
     backward is over (torch 2.4 autograd/graph.py)."""

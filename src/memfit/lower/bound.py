@@ -202,18 +202,19 @@ class Bound:
     def adapter_format(self, name: str) -> Format:
         """fp32 as PEFT casts them, or else what they are beside: the weight's dtype; of 4-bit
         layers the compute dtype; bytes are no dtype to follow, so torch's default stays (peft 0.21
-        tuners/tuners_utils.py _get_base_layer_device_and_dtype)."""
+        tuners/tuners_utils.py _get_base_layer_device_and_dtype). FSDP shards 4-bit weights that
+        are stored as the model's own dtype, which older versions follow (peft 0.9
+        tuners/lora/layer.py update_layer)."""
         program, packed = self.program, self.packed.get(name)
         assert program.adapter is not None
         if packed is None or program.adapter.narrow or program.adapter.format != program.weights:
             return FORMATS[program.adapter.format]
-        if (
-            packed.bits == 4
-            and program.job.version("peft") >= FOLLOWS
-            and program.quant is not None
-        ):
+        if packed.bits != 4 or program.quant is None:
+            return FP32
+        if program.job.version("peft") >= FOLLOWS:
             return FORMATS[program.quant.compute]
-        return FP32
+        fsdp = program.strategy.fsdp
+        return FORMATS[program.weights] if fsdp is not None and fsdp.packed else FP32
 
     def adapt_parameters(self) -> None:
         """The adapters of a stack of E matrices (out, in) are (E·rank, in) and (out, E·rank), in

@@ -8,13 +8,14 @@ bucket starts when its last gradient has come; here all are told of at the end o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from memfit.formats import INT32, Format
+from memfit.formats import INT32
 from memfit.lower.engine import ROOT, Engine, Unit, stage_units, unfolded, units
 from memfit.lower.recorder import Recorder
 from memfit.lower.shards import REDUCE
 from memfit.lower.tensors import Storage, Tensor
+from memfit.parallel.coalesced import COALESCED, IN_FLIGHT, Item, buckets
 from memfit.program import Program
 from memfit.tape import Part
 
@@ -26,15 +27,6 @@ FIRST, CAP = (
     MIB,
     25 * MIB,
 )  # of buckets that nobody set (distributed_c10d.py _DEFAULT_FIRST_BUCKET_BYTES; distributed.py)
-COALESCED = 250 * MIB  # broadcast_bucket_size
-IN_FLIGHT = 2  # broadcasts (torch/csrc/distributed/c10d/comm.cpp broadcast_coalesced)
-
-
-class Item(NamedTuple):
-    """A tensor's size, and in which numbers it is."""
-
-    size: int
-    format: Format
 
 
 class DDP(Engine):
@@ -177,19 +169,7 @@ def item(tensor: Tensor) -> Item:
 
 
 def bucket_sizes(items: Iterable[Item], caps: tuple[int, ...]) -> list[int]:
-    """Tensors of a dtype share a bucket, which is full when it holds at least as much as its cap;
-    the last cap goes on for ever, and no cap at all makes one bucket (reducer.cpp
-    compute_bucket_assignment_by_size)."""
-    open_ones: dict[Format, int] = {}
-    full: dict[Format, int] = {}
-    sizes: list[int] = []
-    for size, format in items:
-        held = open_ones[format] = open_ones.get(format, 0) + size
-        cap = caps[min(full.get(format, 0), len(caps) - 1)] if caps else None
-        if cap is not None and held >= cap:
-            sizes.append(open_ones.pop(format))
-            full[format] = full.get(format, 0) + 1
-    return sizes + list(open_ones.values())
+    return [sum(sizes) for sizes in buckets(items, caps)]
 
 
-__all__ = ["DDP", "bucket_sizes"]
+__all__ = ["DDP", "Item", "bucket_sizes"]

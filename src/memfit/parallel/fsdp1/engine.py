@@ -43,6 +43,7 @@ from memfit.parallel.flat_parameters import (
     scales,
     values,
 )
+from memfit.parallel.fsdp1.wrap import arrive, inner_first
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part, Sync
@@ -116,12 +117,15 @@ class FSDP1(Engine):
                     self.inside[id(leaf)] = name
                 found.setdefault(name, []).append(leaf)
                 spans[name] = unit.span if layer != ROOT else ""
-        for name, leaves in found.items():
+        for leaves in found.values():
             leaves.sort(
                 key=lambda leaf: leaf.name not in self.r.shared
             )  # a tied table is the embedding's, and so the first
+        made: dict[str, Flat] = {}
+        for name in inner_first(found, spans):
             self.r.mark("load", spans[name])
-            self.units[name] = self.unit(name, spans[name], tuple(leaves))
+            made[name] = self.unit(name, spans[name], tuple(found[name]))
+        self.units = {name: made[name] for name in found}
         self.r.mark("load")
 
     def beside(self, leaf: Tensor, span: str) -> None:
@@ -152,12 +156,16 @@ class FSDP1(Engine):
         places, count = self.places(leaves, first, computed)
         shard = -(-count // self.ranks)
         r.where = span
-        block: Storage | None = None
-        if not layout.offload:
-            block = r.tensor((shard,), first, "shard", "weights").storage
-            if stored is not first:
-                r.mark("prepare", span)
-                block = r.tensor((shard,), stored, "to", "weights").storage
+        arrived = arrive(
+            r, leaves, first, count if layout.shard else 0, self.program.strategy.shards
+        )
+        block = r.tensor((shard,), first, "shard", "weights").storage
+        arrived.clear()
+        if layout.offload:
+            block = None
+        elif stored is not first:
+            r.mark("prepare", span)
+            block = r.tensor((shard,), stored, "to", "weights").storage
         storage = (
             self.views(computed.bytes(shard * self.ranks))
             if layout.shard or computed is not stored or layout.offload
