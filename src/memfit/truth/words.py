@@ -458,6 +458,7 @@ SAME = {
     "TheBloke/Llama-2-70B": "meta-llama/Llama-2-70b-hf",
     "TheBloke/Llama-2-13B-chat": "meta-llama/Llama-2-13b-chat-hf",
     # the same but for the weights' values
+    "mistralai/Mistral-7B-v0.2 base": "mistralai/Mistral-7B-Instruct-v0.2",
     "unsloth/Mistral-7B-v0.2": "mistralai/Mistral-7B-Instruct-v0.2",
     "baichuan-inc/Baichuan2-7B-Chat": "baichuan-inc/Baichuan2-7B-Base",
     "baichuan-inc/Baichuan2-13B-Chat": "baichuan-inc/Baichuan2-13B-Base",
