@@ -18,27 +18,29 @@ PAGE = """\
 
 <!-- Written by tools/speed.py (`make docs`); changes made here are lost. -->
 
-How far predicted speeds of training and generation are off figures that other people measured and
+Errors of predicted training and generation speeds, on figures that other people measured and
 published. Print it with `memfit accuracy --speed`. [Where the time comes from](concepts/time.md);
 no constant is fitted to these runs.
 
 {table}
 
-What is behind the larger errors, as far as is known: SimuMax's runs are no blind test of
-products, for those of Transformer Engine are known from that project's own loops alone
-(configs/system/b200_bf16_ceperm.json), on that machine, where they reach 0.45 to 0.5 of the
-vendor's figure and others' 0.6; its steps are not used. Tensor parallelism over eight of its GPUs
-is slower than said by a quarter in a 70B's layers, not in a 405B's. torchtitan's A100s are Meta's
-boards of 330 W in place of 400, which no rate here knows of. llm-foundry's tables were made with
-FlashAttention's first version in Triton, as its `submit_benchmarks.py` of that day says. FSDP1
-with an adapter's matrices as units of their own waits for the host at each of them, and full
-fine-tuning on two and four GPUs beside full memory gives the allocator's cache back in every
-step: both are slower than said, by up to a half. It is not the calls: on one GPU, and on eight
-under llm-foundry, 14 to 74 GiB given back in 200 to 250 pieces cost nothing that shows. In
-generation, contexts of ten thousand tokens and more are slower than said, by as much a token and
-layer on an A100 as on an H20 of twice its bandwidth; GPTQ's kernels of 8 bits are half as fast as
-said on newer hosts, and those of AutoGPTQ, five short ones for a product, are 30 % quicker on
-older: each costs the host half of an average kernel.
+Causes of the larger errors, as far as they are known:
+
+- **SimuMax** is no blind test of matrix products: Transformer Engine's rates come from that
+  project's own loops (configs/system/b200_bf16_ceperm.json), on that machine. They reach 0.45 to
+  0.5 of the vendor's figure there, and others' 0.6. Its steps are not used. Tensor parallelism over
+  eight of its GPUs is a quarter slower than predicted for the layers of a 70B, but not of a 405B.
+- **torchtitan's** A100s are Meta's boards with 330 W instead of 400 W, which no rate covers.
+- **llm-foundry's** tables were made with the first version of FlashAttention in Triton, as its
+  `submit_benchmarks.py` of that date says.
+- **FSDP1** with adapter matrices as separate units waits for the host at each of them. Full
+  fine-tuning on two and four GPUs with full memory frees the allocator's cache in every step. Both
+  are up to a half slower than predicted. The calls are not the cause: on one GPU, and on eight
+  under llm-foundry, freeing 14 to 74 GiB in 200 to 250 pieces costs no visible time.
+- **Generation**: contexts of ten thousand tokens and more are slower than predicted, by the same
+  time per token and layer on an A100 as on an H20 with twice its bandwidth. GPTQ's 8-bit kernels
+  are half as fast as predicted on newer hosts. AutoGPTQ's, five short ones per product, are 30 %
+  faster on older hosts: each costs the host half of an average kernel.
 
 ## Training, by GPU
 
