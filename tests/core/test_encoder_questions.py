@@ -246,7 +246,7 @@ def test_what_no_classifier_runs_with_is_refused(options: dict[str, Any], messag
 
 @pytest.mark.parametrize("name", ["LlamaForRewardModel", "LlamaForMultipleChoice"])
 def test_another_head_is_not_answered_as_words(name: str) -> None:
-    with pytest.raises(InputError, match=f"no formula for the class `{name}`") as bad:
+    with pytest.raises(InputError, match=f"not supported yet: the class `{name}`") as bad:
         estimate(classifier(name), gpu="t4", by="formula")
     assert "`causal-lm`, `classification`" in bad.value.problems[0].hint
     estimate(classifier(name), gpu="t4", by="formula", head="causal-lm")

@@ -41,7 +41,7 @@ def of_labels(program: Program) -> Iterator[Problem]:
     job, model = program.job, program.model
     unknown = wordless_class(model.config)
     if model.labelled is None and unknown and job.head == "auto":
-        message = f"no formula for the class `{unknown[:60]}`"
+        message = f"not supported yet: the class `{unknown[:60]}`"
         hint = "choose a class with `--head`: " + ", ".join(
             f"`{one}`" for one in (*model.heads, *label_heads_of(model.config))
         )
