@@ -14,9 +14,9 @@ from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.lower.load import idle_linears
 from memfit.model.modules import MLP, Model, MoE
-from memfit.model.quantized import method
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
+from memfit.plan.weights import packed
 from memfit.simulate.peaks import peaks
 from memfit.strategy import Strategy
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
@@ -214,6 +214,9 @@ class Holds:
         )  # buckets stay
 
     def weights(self, job: Job, width: int) -> int:
+        """Of all ranks together; none of a checkpoint that is stored quantized."""
+        if packed(self.model):
+            return 0
         linear = self.counts.values
         if separates(self.model, job):
             linear += self.counts.experts
@@ -222,11 +225,7 @@ class Holds:
         rest = self.model.parameters - linear
         if job.quantization == "none":
             return width * (linear + rest)
-        return (
-            (linear // 2 if job.quantization in ("nf4", "fp4") else linear) + 2 * rest
-            if not self.model.stored
-            else 0
-        )
+        return (linear // 2 if job.quantization in ("nf4", "fp4") else linear) + 2 * rest
 
     @cached_property
     def packable(self) -> int:
@@ -331,8 +330,8 @@ class Holds:
     ) -> int:
         """Bytes of live tensors at the peak; of inference the weights."""
         if not job.training:
-            if method(self.model.config) or strategy.size("split") > 1:
-                return 0  # weights as they are stored, or on other devices
+            if strategy.size("split") > 1:
+                return 0  # on other devices
             split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
             return self.weights(job, FORMATS[WEIGHTS[job.precision]].block_bytes) // split
         return self.kept(job, strategy).least(*self.passing(job, strategy, micro, walked), micro[1])
