@@ -54,25 +54,25 @@ names the code that allocates. The tail of the likely range is, and is called so
 BAND = """\
 ## The band
 
-An estimate's band is to hold nine tenths of what is measured on the device or as reserved, with
-each source weighed alike: a question is about a machine that memfit never saw, so that sources are
-exchangeable, not their cases. Its ends leave out the outermost {tail} % of published runs that are
-described completely, on each side. Coverage is of what a band never saw: for each source in turn,
-the ends are computed from all others. Four cases in five are of one source, fms-acceleration, so
-that the count over cases is that source's: what the others are off is less than what it is, and
-ends that held every single case of theirs would hold no more of all cases than the last line says,
-as long as ends are shares of what memfit says. Ends in bytes hold more (the wider of both 86 % of
-cases and 94 over sources), and add 4 GiB to every job, however small: they are not taken. What
-brings the count up is to find out what fms' reserved memory is made of ([the log](log.md)).
+The likely range (the band) should hold nine of ten measured values of device or reserved memory.
+Each source counts alike, because a new question comes from a machine that memfit has never seen.
+The band leaves out the outermost {tail} % of published runs on each side. Coverage is measured on
+sources that the band has not seen: for each source in turn, the ends come from all others. Four
+of five cases come from one source, fms-acceleration, whose errors are larger than the others', so
+the coverage over cases is mostly its coverage. Ends in bytes would cover more (the wider of both
+86 % of cases and 94 % over sources), but they add 4 GiB to every job, however small. What would
+raise the coverage over cases is to find what fms-acceleration's reserved memory is made of ([the
+log](log.md)).
 """
 REGIMES = """\
 ## The band by regime
 
-A regime is what a figure is about. left out: the mean over sources of the share of their cases
-that the others' ends hold; inside: the share of all cases within the ends that all sources
-give; width: the middle width of the band, of what is predicted. Fewer than {sources} sources or
-{cases} cases are no evidence for a regime, and an answer says so. Live bytes have ends of their
-own; an answer's band is about the device.
+A regime is the counter, the number of GPUs and whether lengths vary. left out: how many of a
+source's cases lie inside the ends computed from all other sources, averaged over sources; inside:
+how many of all cases lie inside the ends from all sources; width: the median width of the band, as
+a share of the prediction. A regime with fewer than {sources} sources or {cases} cases has no
+evidence, and an answer says so. Live bytes have a band of their own; the band of an answer is about
+device memory.
 """
 REGIME_HEAD = ("regime", "cases", "sources", "left out %", "inside %", "width %", "evidence")
 SERVING = """\

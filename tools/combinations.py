@@ -108,12 +108,12 @@ HEAD = """\
 
 <!-- Written by tools/combinations.py (`make docs`); changes made here are lost. -->
 
-Each row is a layout, each column one change of a job that fine-tunes all weights of a small dense
-model (EP: one with experts) with transformers, a plain loss and SDPA; Megatron's rows are of its
-own code. `yes`: there is an answer; a number: it is refused, for the reason below. LoRA and QLoRA
-are of `q_proj` and `v_proj`; Liger's column is its kernels with a plain loss. Changes go with one
-another where each of them goes alone, but for what is listed under *Only together*: all pairs of
-them are asked, {pairs} of {layouts} layouts.
+Each row is a layout. Each column changes one thing of a job that fine-tunes all weights of a small
+dense model (EP: a mixture of experts) with transformers, a plain loss and SDPA. Megatron's rows run
+its own code. `yes` means that memfit answers; a number means that it refuses, for the reason listed
+below. LoRA and QLoRA adapt `q_proj` and `v_proj`; Liger's column is its kernels with a plain loss.
+Two changes that work alone also work together, except for those under *Only together*: all pairs of
+changes are tried, {pairs} on each of {layouts} layouts.
 """
 
 
