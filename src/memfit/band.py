@@ -111,7 +111,12 @@ class Spread:
     sources: int
 
     def holds(self, one: Residual) -> bool:
-        return self.least(one) <= one.measured <= self.high * one.most
+        """As ratios, which the ends are: a product would round an end's own case away."""
+        return (
+            self.low <= one.measured / one.predicted
+            and self.floor <= one.measured / one.least
+            and one.measured / one.most <= self.high
+        )
 
     def least(self, one: Residual) -> float:
         return max(self.low * one.predicted, self.floor * one.least)
@@ -170,7 +175,9 @@ def share_between(low: float, high: float) -> float:
     what memfit predicts and at most `high` times the most that it says."""
     known = weighed([one for one in residuals() if one.counts])
     return sum(
-        weight for one, weight in known if low * one.predicted <= one.measured <= high * one.most
+        weight
+        for one, weight in known
+        if low <= one.measured / one.predicted and one.measured / one.most <= high
     )
 
 
