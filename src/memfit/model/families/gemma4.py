@@ -85,6 +85,7 @@ DEFAULTS = {
 # Keys and values of larger heads are repeated (transformers 5.23 integrations/sdpa_attention.py
 # use_gqa_in_sdpa).
 GROUPED = 256
+PER_LAYER = "hidden_size_per_layer_input"
 SILENT = (
     "final_logit_softcapping",
     "sliding_window",
@@ -97,6 +98,7 @@ def dims(fields: Fields, *more: str) -> Dims:
     """Layers that see all have heads of their own (`per_layer_config`)."""
     fields.assume(**DEFAULTS)
     fields.assume(num_global_key_value_heads=fields.config["num_key_value_heads"])
+    fields.count("vocab_size_per_layer_input", low=0)
     found = each(fields, *SIZES, *more)
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
         found[f"{key}_groups"] = groups(fields, found, key)
@@ -157,7 +159,7 @@ def shared_kinds(fields: Fields) -> list[str]:
     """Of the layers that do not share, the last one of each type keeps its keys and values for
     others. The very last one cuts what layers behind it read, and the last of all hands on less."""
     found = types(fields)
-    own = len(found) - fields.count("num_kv_shared_layers", low=0)
+    own = len(found) - fields.count("num_kv_shared_layers")
     if own < 1:
         fields.blame("num_kv_shared_layers", f"must be less than {len(found)} layers")
         return found
@@ -238,8 +240,11 @@ def small(name: str, heads: tuple[int, ...]) -> Row:
 
 
 def choose(fields: Fields) -> int:
+    """Small models share keys and values, and have embeddings of each layer; sizes that are none
+    are checked by the large ones."""
     text = {**DEFAULTS, **fields.mapping("text_config")}
-    if text["num_kv_shared_layers"]:
+    sizes = (text.get("num_kv_shared_layers"), fields.mapping("text_config").get(PER_LAYER))
+    if any(type(size) is int and size > 0 for size in sizes):
         return 3 if text["num_key_value_heads"] == 1 else 2
     return int(bool(text.get("enable_moe_block")))
 

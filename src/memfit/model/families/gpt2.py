@@ -59,6 +59,7 @@ def attention(fields: Fields, width: int) -> Attention:
     ),
     examples=(
         SMALL,
+        {**SMALL, "model_type": "gpt-sw3"},
         {
             **SMALL,
             "n_inner": 96,
