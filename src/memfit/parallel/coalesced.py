@@ -25,14 +25,16 @@ def buckets(items: Iterable[Item], caps: tuple[int, ...]) -> list[list[int]]:
     holds at least as much as its cap; the last cap goes on for ever, and no cap at all makes one
     bucket."""
     open_ones: dict[Format, list[int]] = {}
+    sums: dict[Format, int] = {}
     full: dict[Format, int] = {}
     found: list[list[int]] = []
     for size, format in items:
-        held = open_ones.setdefault(format, [])
-        held.append(size)
+        open_ones.setdefault(format, []).append(size)
+        sums[format] = sums.get(format, 0) + size
         cap = caps[min(full.get(format, 0), len(caps) - 1)] if caps else None
-        if cap is not None and sum(held) >= cap:
+        if cap is not None and sums[format] >= cap:
             found.append(open_ones.pop(format))
+            sums[format] = 0
             full[format] = full.get(format, 0) + 1
     return found + list(open_ones.values())
 
