@@ -71,19 +71,25 @@ def card(
         some = [one for name in names or WELL_KNOWN for one in built(name)]
         return cards.shelf(some, cluster, job_of, served)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
+    subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
     encoder = bool(heads_of(found.config)) or found.labelled is not None
     if not found.layers or encoder:
         why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
         why = "a card is about models that generate text" if found.layers else why
         if cluster is None:
-            return cards.Smallests(model=found, rows=(), unknown=why)
-        return cards.Card(model=found, cluster=cluster, strategies={}, rows=(), unknown=why)
-    subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
+            return cards.Smallests(model=found, rows=(), unknown=why, subject=subject)
+        return cards.Card(
+            model=found,
+            cluster=cluster,
+            strategies={},
+            rows=(),
+            unknown=why,
+            subject=subject,
+        )
     if cluster is None:
         known = cards.smallest(found, job_of)
-        return dataclasses.replace(
-            known, rows=tuple(smallest_command(one, known, subject) for one in known.rows)
-        )
+        rows = tuple(smallest_command(one, known, subject) for one in known.rows)
+        return dataclasses.replace(known, rows=rows, subject=subject)
     place = " ".join(
         f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
     )

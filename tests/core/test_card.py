@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_users_have_no_more_context_than_the_model_has_positions() -> None:
     assert "users at 1,024" in card_text(found)
     assert {row.longest for row in found.rows} == {1024}
     assert all(row.most > 50 for row in found.rows)
+
+
+def test_a_folder_keeps_its_path_in_the_next_step(tmp_path: Path) -> None:
+    config = catalog.entry("openai-community/gpt2").config()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    smallest = card_text(card(str(tmp_path), offline=True))
+    assert f"next step: memfit {tmp_path} --gpu NAME" in smallest
+    labels = {**config, "architectures": ["GPT2ForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(labels))
+    nothing = card_text(card(str(tmp_path), gpu="l4", offline=True))
+    assert f"next step: memfit estimate {tmp_path} --gpu l4" in nothing
 
 
 def test_the_best_form_of_the_smallest_gpu_is_named() -> None:
@@ -177,7 +189,7 @@ def test_the_next_step_without_a_card_keeps_the_gpus(
 ) -> None:
     assert main(["bert-base-cased", *where.split(), "--offline"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"next step: memfit estimate google-bert/bert-base-cased {where}"
+    assert said == f"next step: memfit estimate bert-base-cased {where}"
     assert main([*said.removeprefix("next step: memfit ").split(), "--offline"]) == 0
 
 

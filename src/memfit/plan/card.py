@@ -83,13 +83,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """`rows` are empty where no formulas know the model; `unknown` says why."""
+    """`rows` are empty where no formulas know the model; `unknown` says why. `subject` is the model
+    as it was named."""
 
     model: Model
     cluster: Cluster
     strategies: Mapping[str, Strategy]
     rows: tuple[Row, ...]
     unknown: str = ""
+    subject: str = ""
 
     @property
     def fits(self) -> bool:
@@ -119,6 +121,7 @@ class Smallests:
     model: Model
     rows: tuple[Smallest, ...]
     unknown: str = ""
+    subject: str = ""  # the model as it was named
 
 
 @dataclass(frozen=True, kw_only=True)

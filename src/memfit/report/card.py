@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -173,7 +174,7 @@ def shelf_line(one: Line) -> str:
 
 def unknown_lines(found: Card | Smallests, title: str, where: str) -> Iterator[str]:
     """Why there is no card, and the command that answers all the same."""
-    name = found.model.name
+    name = shlex.quote(found.subject or found.model.name)
     if found.model.layers:
         yield f"{title}: {found.unknown}"
         yield f"next step: memfit estimate {name} {where}"
@@ -192,7 +193,7 @@ def smallest_lines(found: Smallests) -> Iterator[str]:
     words = [one for one in words if one]
     yield f"{model.name}: {', '.join(words) or 'no single GPU on record is enough'}"
     yield f"{count(model.parameters)} parameters; the smallest GPU for each use is below"
-    yield f"next step: memfit {model.name} --gpu NAME"
+    yield f"next step: memfit {shlex.quote(found.subject or model.name)} --gpu NAME"
     yield ""
     yield f"{'use':<18}{'GiB':>9}  {'smallest GPU':<30}cheapest to rent, $ per hour"
     yield from (smallest_line(one) for one in found.rows)
