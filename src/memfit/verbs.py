@@ -305,55 +305,10 @@ def script(
     from memfit.answers import File
     from memfit.estimate import Host, Parameters, Script
     from memfit.estimate import estimate as simulate
-    from memfit.simulate.settings import Settings
 
-    for name in given:
-        if name not in SCRIPT_OPTIONS:
-            known = name in options()
-            message = (
-                f"`{name}` is set by the script itself"
-                if known
-                else f"unknown option `{name[:60]}`"
-            )
-            hint = (
-                f"options for a script: {', '.join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__))}"
-            )
-            if name in ("use", "world"):
-                hint = "`--ranks N` runs it as one of N processes"
-            problems.append(Problem(message=message, where=name, hint=hint))
-    ask = ask_from(
-        {name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems
-    )
-    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    ask, cluster = script_place(path, run, given, problems)
     conf = str(given.get("alloc_conf", ""))
-    gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
-    module = path.removeprefix("-m ") if path.startswith("-m ") else ""
-    if not module and not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "is not a file"
-        problems.append(Problem(message=f"`{path}` {what}", where="script"))
-    if run.rank >= run.ranks > 1:
-        message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
-        problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
-    if problems:
-        raise InputError(*problems)
-    request = {
-        "kind": "script",
-        "script": path,
-        "arguments": list(arguments),
-        "steps": run.steps,
-        "alloc_conf": conf,
-        "module": module,
-        "rank": run.rank,
-        "world": run.ranks,
-        "gpus": machine(cluster, run.ranks),
-        "launcher": run.launcher,
-        "tokens": run.tokens,
-        "image": run.image_size,
-        "truth": run.assume == "true",
-        "isolation": run.isolation,
-        "network": run.network,
-        "keep_env": run.keep_env,
-    }
+    request = script_request(path, arguments, run, cluster, conf)
     told = launched(request, cluster, run, ask.offline, progress)
     facts = told.facts
     if run.rank and int(facts["world"]) == 1:
@@ -387,6 +342,67 @@ def script(
         ),
         host=Host(size=int(facts["host"]), why="CPU tensors of the script"),
     )
+
+
+def script_place(
+    path: str, run: Run, given: Mapping[str, Any], problems: list[Problem]
+) -> tuple[Ask, Cluster | None]:
+    """Where a script runs; raises all that is wrong with its options."""
+    from memfit.simulate.settings import Settings
+
+    for name in given:
+        if name not in SCRIPT_OPTIONS:
+            known = name in options()
+            message = (
+                f"`{name}` is set by the script itself"
+                if known
+                else f"unknown option `{name[:60]}`"
+            )
+            hint = (
+                f"options for a script: {', '.join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__))}"
+            )
+            if name in ("use", "world"):
+                hint = "`--ranks N` runs it as one of N processes"
+            problems.append(Problem(message=message, where=name, hint=hint))
+    ask = ask_from(
+        {name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems
+    )
+    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    conf = str(given.get("alloc_conf", ""))
+    gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
+    if not path.startswith("-m ") and not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "is not a file"
+        problems.append(Problem(message=f"`{path}` {what}", where="script"))
+    if run.rank >= run.ranks > 1:
+        message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
+        problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
+    raise_errors(problems)
+    return ask, cluster
+
+
+def script_request(
+    path: str, arguments: tuple[str, ...], run: Run, cluster: Cluster | None, conf: str
+) -> dict[str, Any]:
+    """What the process that runs the script is sent."""
+    module = path.removeprefix("-m ") if path.startswith("-m ") else ""
+    return {
+        "kind": "script",
+        "script": path,
+        "arguments": list(arguments),
+        "steps": run.steps,
+        "alloc_conf": conf,
+        "module": module,
+        "rank": run.rank,
+        "world": run.ranks,
+        "gpus": machine(cluster, run.ranks),
+        "launcher": run.launcher,
+        "tokens": run.tokens,
+        "image": run.image_size,
+        "truth": run.assume == "true",
+        "isolation": run.isolation,
+        "network": run.network,
+        "keep_env": run.keep_env,
+    }
 
 
 def machine(cluster: Cluster | None, ranks: int) -> int:
