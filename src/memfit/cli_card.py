@@ -43,7 +43,7 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     if not first or first in verbs or first in OWN:
         return list(words)
     if not first.startswith("-") and is_gpu(first) and not is_model(first):
-        return ["card", "--gpu", *words]
+        first, words = "--gpu", ["--gpu", *words]
     if not first.startswith("-") and not modelled(first, verbs):
         return list(words)
     from memfit.verb_card import OPTIONS

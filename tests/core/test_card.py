@@ -128,6 +128,8 @@ def test_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ("estimte qwen3-8b", "estimte"),
         ("2xrtx-4090", "card --gpu"),
         ("p4d.24xlarge --json", "card --gpu"),
+        ("rtx-4090 qwen3-8b", "card --gpu"),
+        ("rtx-4090 --method lora", "estimate --gpu rtx-4090 --method"),
         ("gpt2", "card gpt2"),
         ("--help", "--help"),
     ],
