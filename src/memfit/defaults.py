@@ -227,11 +227,14 @@ def of_encoder(values: Mapping[str, Any], config: Mapping[str, Any], task: str) 
 
 
 def of_labels(values: Mapping[str, Any], config: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """The head that a question about a decoder with labels means; empty for one with words."""
+    """The head and the length that a question about a decoder with labels means; empty for one with
+    words."""
     head = label_head(config, str(values.get("head", "auto")))
     if not head:
         return {}
     found: dict[str, Any] = {"head": head} if str(values.get("head", "auto")) == "auto" else {}
+    if "seq" not in values:
+        found["seq"] = Job.seq  # no guide says a length that its tokenizer cuts at
     if task == "inference" and "new_tokens" not in values:
         found["new_tokens"] = 0
     return found

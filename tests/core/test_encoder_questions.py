@@ -213,6 +213,15 @@ def test_a_config_that_names_a_classifier_is_no_language_model() -> None:
     assert again.parameters.total == words.parameters.total
 
 
+@pytest.mark.parametrize("task", ["finetune", "inference"])
+def test_the_length_of_a_classifiers_sequences_is_named_where_it_is_assumed(task: str) -> None:
+    """The answer depends on it, and no guide says a usual one."""
+    found = memfit.estimate(classifier(), gpu="t4", task=task, by="formula")
+    assert " --seq 2048" in text.text(found).partition("assumed")[2].partition("\nby ")[0]
+    given = memfit.estimate(classifier(), gpu="t4", task=task, by="formula", seq=128)
+    assert "--seq" not in text.assumed_words(given.job, given.assumed)
+
+
 def test_before_transformers_5_a_classifier_is_loaded_in_fp32() -> None:
     found = estimate(classifier(), gpu="t4", versions="transformers=4.57")
     assert found.job.precision == "fp32"
