@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.band import Residual
+from memfit.band import TAIL, Residual
 from memfit.cli import main
 from memfit.truth.blind import LEAST, TAILS, Blind, LeftOut, blind, chosen_tail, left_out, places
 
@@ -73,6 +73,12 @@ def test_the_tail_is_the_largest_with_which_every_regime_is_covered() -> None:
     ]
     assert chosen_tail(apart) == min(TAILS)
     assert 0.5 < LEAST < 1
+
+
+def test_tails_are_tried_from_the_largest() -> None:
+    """The first that covers every regime is taken, so that TAIL stands in its place among them."""
+    assert list(TAILS) == sorted(TAILS, reverse=True)
+    assert TAIL in TAILS
 
 
 def test_code_that_names_a_publisher_is_found(tmp_path: Path) -> None:
