@@ -59,10 +59,9 @@ Each source counts alike, because a new question comes from a machine that memfi
 The band leaves out the outermost {tail} % of published runs on each side. Coverage is measured on
 sources that the band has not seen: for each source in turn, the ends come from all others. Four
 of five cases come from one source, fms-acceleration, whose errors are larger than the others', so
-the coverage over cases is mostly its coverage. Ends in bytes would cover more (the wider of both
-86 % of cases and 94 % over sources), but they add 4 GiB to every job, however small. What would
-raise the coverage over cases is to find what fms-acceleration's reserved memory is made of ([the
-log](log.md)).
+the coverage over cases is mostly its coverage. Ends in bytes were tried on 2026-11-23 ([the
+log](log.md)) and not taken: they covered more, and added 4 GiB to every job, however small. What
+would raise the coverage over cases is to find what fms-acceleration's reserved memory is made of.
 """
 REGIMES = """\
 ## The band by regime

@@ -1,5 +1,5 @@
 """What a compact tape asks of the allocator, layer by layer, without the tape written out: a search
-wants to know what is reserved, and nothing of each event."""
+needs the reserved memory alone."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def predict(case: Case) -> float:
             op=case.attention + (GRADIENTS if event.op.endswith(GRADIENTS) else "")
         )
 
-    # A quick answer of its own writes fewer passes of a generation than an estimate is timed by.
+    # Estimates that are not precise write few decoding passes; a time needs all of a precise one.
     own = bool(case.attention) or not case.job.training
     found = estimate(
         model,
