@@ -139,3 +139,36 @@ def test_states_of_guessed_tokens() -> None:
     few = sglang(name, speculative_algorithm="EAGLE", max_running_requests=12)
     assert many["states of guessed tokens"] == pytest.approx(4 * many["states"] / 3, rel=0.05)
     assert few["states of guessed tokens"] < many["states of guessed tokens"]
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"speculative_algorithm": "EAGLE"}, 4),
+        ({"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 6}, 6),
+        # speculative_hook.py of 0.5.18: 12 n-gram tokens; steps and one more on one branch
+        ({"speculative_algorithm": "NGRAM"}, 12),
+        (
+            {
+                "speculative_algorithm": "NEXTN",
+                "speculative_num_steps": 7,
+                "speculative_eagle_topk": 1,
+                "speculative_num_draft_tokens": 4,
+            },
+            8,
+        ),
+    ],
+)
+def test_guessed_tokens_of_a_step(given: dict[str, Any], tokens: int) -> None:
+    few = {"max_running_requests": 2, "disable_radix_cache": True}
+    found = sglang("Qwen/Qwen3.6-27B", **few, **given)
+    assert found["states of guessed tokens"] == pytest.approx(tokens * found["states"])
+
+
+def test_states_too_few_for_one_request_are_no_fit() -> None:
+    """A step of 10,000 guessed tokens leaves no state for a request: SGLang does not start."""
+    many = {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 10_000}
+    answer = serve("Qwen/Qwen3.6-27B", engine="sglang", gpu="h200", offline=True, **many)
+    assert not answer.fits
+    assert "state cache is too small" in answer.failure
+    assert answer.remedy

@@ -13,8 +13,8 @@ from memfit.serving.drafts import draft_sizes
 from memfit.serving.links import communicator_bytes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.sglang.options import OPTIONS
-from memfit.serving.sglang.pools import Pools, cells, pools
-from memfit.serving.sglang.setup import Setup, set_up
+from memfit.serving.sglang.pools import Pools, cells, pools, stateless
+from memfit.serving.sglang.setup import GUESSES, Setup, set_up
 from memfit.serving.weights import allocate, rank_bytes, table_rows
 from memfit.units import GIB, MIB
 
@@ -128,19 +128,31 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
         "max_concurrency": made.tokens / setup.length if setup.length else 0.0,
         "max_concurrency_len": setup.length,
     }
-    failure = remedy = ""
+    failure, remedy = failure_of(setup, made, weights, free)
+    return answer_of(setup, device, found, figures, failure, remedy, made)
+
+
+# kv_cache_configurator.py resolve_max_num_reqs, 0.5.18
+STATELESS = (
+    "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests."
+)
+
+
+def failure_of(setup: Setup, made: Pools, weights: int, free: int) -> tuple[str, str]:
+    """The error of a server that does not start, and the setting that works; else nothing."""
+    more = f"--tp {setup.tensor * 2}"
     if made.tokens <= 0:
         least = (weights + 2048 * sum(cells(setup))) / free
         failure = (
             "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. "
             f"Current value: mem_fraction_static={setup.fraction}"
         )
-        remedy = (
-            f"--mem-fraction-static {-(-1000 * least // 1) / 1000:g}"
-            if least < 0.95
-            else f"--tp {setup.tensor * 2}"
-        )
-    return answer_of(setup, device, found, figures, failure, remedy, made)
+        raised = f"--mem-fraction-static {-(-1000 * least // 1) / 1000:g}"
+        return failure, raised if least < 0.95 else more
+    if stateless(setup, made):
+        fewer = f"--speculative-num-draft-tokens {GUESSES}"
+        return STATELESS, fewer if setup.guesses > GUESSES else more
+    return "", ""
 
 
 def draft_bytes(setup: Setup) -> tuple[int, int]:

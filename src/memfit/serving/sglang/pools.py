@@ -11,7 +11,9 @@ from memfit.serving.parts import Recurrent
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads
 
-STATES_A_REQUEST = 3  # MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO
+# MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO (0.5.9 model_executor/model_runner_kv_cache_mixin.py,
+# 0.5.18 mem_cache/kv_cache_configurator.py)
+STATES_A_REQUEST = 3
 INDEX_BLOCK = 128  # values per scale of the sparse indexer's keys (NSATokenToKVPool)
 
 
@@ -86,7 +88,7 @@ def states(setup: Setup, rest: int) -> tuple[int, int]:
     if not each or rest <= 0:
         return 0, 0
     guessed = setup.guesses * setup.running * each
-    per = 1 if not setup.radix else STATES_A_REQUEST
+    per = states_a_request(setup)
     if not setup.joint_states:
         rest -= guessed
     budget = int(rest * setup.state_ratio / (1 + setup.state_ratio))
@@ -97,6 +99,16 @@ def states(setup: Setup, rest: int) -> tuple[int, int]:
     if setup.joint_states:
         guessed = setup.guesses * min(setup.running, count // per) * each
     return count * each, guessed
+
+
+def states_a_request(setup: Setup) -> int:
+    """States that a running request keeps, with those of its cached prefix."""
+    return STATES_A_REQUEST if setup.radix else 1
+
+
+def stateless(setup: Setup, made: Pools) -> bool:
+    """Whether the states are too few for one request."""
+    return made.states < state_bytes(setup) * states_a_request(setup)
 
 
 def indexer(setup: Setup) -> int:

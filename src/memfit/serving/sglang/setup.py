@@ -148,8 +148,12 @@ def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length
     )
 
 
-SPECULATING = 48  # requests at once beside a draft model, unless limited (server_args.py)
-GUESSES = 4  # tokens of a step of MTP, unless given
+# server_args.py of 0.5.9 and arg_groups/speculative_hook.py of 0.5.18: requests at once beside a
+# draft model, unless limited, and tokens that a step checks, unless given (auto_choose_speculative_
+# params; only Llama and Grok check more, which keep no states)
+SPECULATING = 48
+GUESSES = 4
+TEXT_ALONE, TEXT_GUESSES = "NGRAM", 12  # guesses from the text itself
 
 
 def running_of(options: Mapping[str, Any]) -> int:
@@ -159,10 +163,17 @@ def running_of(options: Mapping[str, Any]) -> int:
 
 
 def guesses_of(options: Mapping[str, Any]) -> int:
-    """Tokens that a step checks; 0 without a draft."""
-    if not options.get("speculative_algorithm"):
+    """Tokens that a step checks; 0 without a draft. Of one branch as many as the draft has steps,
+    and one, whatever is given."""
+    method = str(options.get("speculative_algorithm") or "").upper()
+    if not method:
         return 0
-    return int(options.get("speculative_num_draft_tokens") or GUESSES)
+    given = options.get("speculative_num_draft_tokens")
+    if method == TEXT_ALONE:
+        return int(given or TEXT_GUESSES)
+    steps = options.get("speculative_num_steps")
+    one_branch = options.get("speculative_eagle_topk") == 1
+    return int(steps) + 1 if steps and one_branch else int(given or GUESSES)
 
 
 def own_draft(question: Question) -> tuple[Layer, ...]:
@@ -178,7 +189,8 @@ def own_draft(question: Question) -> tuple[Layer, ...]:
 def uncounted(question: Question, graphs: int) -> list[Problem]:
     """Words about what is not counted."""
     options, found = question.options, list[Problem]()
-    if str(options.get("speculative_algorithm") or "NGRAM") != "NGRAM" and not own_draft(question):
+    method = str(options.get("speculative_algorithm") or TEXT_ALONE).upper()
+    if method != TEXT_ALONE and not own_draft(question):
         found.append(
             Problem(
                 level="warning",
