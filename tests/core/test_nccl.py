@@ -4,7 +4,7 @@ import pytest
 
 from memfit.estimate import estimate
 from memfit.hardware import parse_cluster
-from memfit.hardware.nccl import communicator, communicators, spanned
+from memfit.hardware.nccl import bundled, communicator, communicators, spanned
 from memfit.job import Job
 from memfit.units import MIB
 from memfit.uses import strategy_from
@@ -97,14 +97,21 @@ def test_nvlink_sharp_adds_to_both_ends() -> None:
     assert communicator(H100, 4, 1, (2, 13)).low == (16 * 12 + 256) * MIB
 
 
-def test_the_torch_of_each_year_brings_its_nccl() -> None:
-    from memfit.hardware.nccl import BUNDLED
-
-    assert BUNDLED == {
-        (2, 7): (2, 26),
-        (2, 5): (2, 21),
-        (2, 3): (2, 20),
-        (2, 2): (2, 19),
-        (2, 1): (2, 18),
-        (0, 0): (2, 14),
-    }
+@pytest.mark.parametrize(
+    ("torch", "pinned"),
+    [
+        ("2.0", "2.14.3"),
+        ("2.1", "2.18.1"),
+        ("2.2", "2.19.3"),
+        ("2.3", "2.20.5"),
+        ("2.4", "2.20.5"),
+        ("2.5", "2.21.5"),
+        ("2.6", "2.21.5"),
+        ("2.7", "2.26.2"),
+    ],
+)
+def test_each_torch_brings_its_nccl(torch: str, pinned: str) -> None:
+    """As the wheels on PyPI require `nvidia-nccl-cu11` (torch 2.0.0) or `nvidia-nccl-cu12`."""
+    major, minor, *_ = map(int, pinned.split("."))
+    release, number = map(int, torch.split("."))
+    assert bundled((release, number)) == (major, minor)

@@ -113,7 +113,7 @@ def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Sp
     nvlink = gpu.link is not None and gpu.link.kind == "nvlink"
     if not nvlink and nodes == 1:  # without peer access, buffers are in the host's memory
         return Span(0, PCIE_CHANNELS[1] * (RING + ELSEWHERE), CITE)
-    nccl = next(version for since, version in BUNDLED.items() if torch >= since)
+    nccl = bundled(torch)
     few, many = channels(gpu, ranks) if nvlink else PCIE_CHANNELS
     least, most = trees(gpu, ranks, nodes)
     low, high = few * RING, many * (RING + most)
@@ -130,6 +130,11 @@ def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Sp
         size = next(size for since, size in NVLS.items() if nccl >= since)
         low, high = low + size, high + size
     return Span(low, high, CITE)
+
+
+def bundled(torch: tuple[int, int]) -> tuple[int, int]:
+    """The version of NCCL that comes with a version of torch."""
+    return next(version for since, version in BUNDLED.items() if torch >= since)
 
 
 def trees(gpu: GPU, ranks: int, nodes: int) -> tuple[int, int]:
