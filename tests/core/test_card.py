@@ -85,6 +85,16 @@ def test_users_have_no_more_context_than_the_model_has_positions() -> None:
     assert all(row.most > 50 for row in found.rows)
 
 
+def test_a_model_with_few_positions_generates_fewer_tokens(tmp_path: Path) -> None:
+    """Prompt and answer lie within 100 positions, though an answer has 128 tokens elsewhere."""
+    config = {**catalog.entry("openai-community/gpt2").config(), "n_positions": 100, "n_layer": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = card(str(tmp_path), gpu="l4", offline=True)
+    assert isinstance(found, Card)
+    answering = [one for one in found.rows if one.use.answers and not one.use.gguf]
+    assert [(one.fits, one.longest) for one in answering] == [(True, 100)] * 3
+
+
 def test_a_folder_keeps_its_path_in_the_next_step(tmp_path: Path) -> None:
     config = catalog.entry("openai-community/gpt2").config()
     (tmp_path / "config.json").write_text(json.dumps(config))

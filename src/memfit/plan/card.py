@@ -224,7 +224,7 @@ def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jo
         found = estimate(model, shown, cluster, strategy) if most else None
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
-    extra = NEW if use.answers and longest else 0
+    extra = job.new_tokens if use.answers and longest else 0
     if found is None:
         return Row(use=use, job=shown, longest=longest + extra)
     time = found.time or found.generation
@@ -268,10 +268,13 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
 
 
 def options_of(use: Use, model: Model) -> Mapping[str, Any]:
-    """The options of a use's question, with a prompt that the model has positions for."""
+    """The options of a use's question, with a prompt and an answer that the model has positions
+    for."""
     if not use.answers or use.gguf:
         return use.options
-    return {**use.options, "seq": context_of(model) - use.options["new_tokens"]}
+    context = context_of(model)
+    new = min(use.options["new_tokens"], context // 2)
+    return {**use.options, "seq": context - new, "new_tokens": new}
 
 
 def context_of(model: Model) -> int:
