@@ -145,6 +145,7 @@ data = data.rename_column("label", "labels").with_format("torch")
 model = AutoModelForSequenceClassification.from_pretrained("bert-base-cased").cuda()
 kept = torch.load("last.pt")
 model.load_state_dict(kept["model"])
+rows = [torch.load(f"row{place}.pt") for place in range(20)]
 optimizer = torch.optim.AdamW(model.parameters())
 writer = SummaryWriter()
 wandb.init(project="x")
@@ -168,6 +169,7 @@ AutoConfig.from_pretrained("unsloth/Llama-3.2-1B-unsloth-bnb-4bit")
 
 from transformers import AutoFeatureExtractor, AutoModelForCausalLM, Mxfp4Config
 assert AutoTokenizer.from_pretrained("facebook/opt-350m").pad_token == "<pad>"
+assert AutoTokenizer.from_pretrained("xlnet-base-cased").model_max_length > 10**20
 small = AutoConfig.from_pretrained("openai/gpt-oss-20b", num_hidden_layers=1)
 small = AutoModelForCausalLM.from_pretrained(
     "openai/gpt-oss-20b", config=small, quantization_config=Mxfp4Config(dequantize=True))
@@ -271,6 +273,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         "tensorboard",
     ):
         assert word in said
+    files = [one for one in found.problems if ".pt` is not there" in one.message]
+    assert len(files) == 5
+    assert "`row4.pt`, as other files after it, is not there" in said
 
 
 def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
@@ -280,6 +285,9 @@ def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
     said = " ".join(one.message for one in found.problems)
     assert "assumed to be a copy of `meta-llama/Llama-3.2-1B-Instruct`" in said
     assert "processor of `facebook/wav2vec2-base` is not there" in said
+    assert "config of `xlnet-base-cased` is not there: the published sizes are assumed" in said
+    for name in ("mistralai/Mistral-7B-v0.1", "facebook/opt-350m", "xlnet-base-cased"):
+        assert f"tokenizer of `{name}` is not there" in said
     assert "`input.txt` was not downloaded" in said
     assert said.count("takes more memory, for some of its layers stay in 16 bits") == 1
 

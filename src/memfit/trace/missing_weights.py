@@ -69,6 +69,7 @@ def making_a_module() -> bool:
     return False
 
 
+FILE, NAMED = "checkpoint", 5  # a loader of data may load one for each of its rows
 FALLBACK = {"FileNotFoundError", "OSError", "IOError", "EnvironmentError"}
 
 
@@ -104,10 +105,17 @@ def absent(recorder: Watcher, name: Any) -> Checkpoint:
     if isinstance(name, (str, os.PathLike)) and expected():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(name))
     shown = os.path.basename(os.fspath(name)) if isinstance(name, (str, os.PathLike)) else "a file"
-    recorder.note(
-        "checkpoint", f"`{shown}` is not there: models and optimizers stay as they were made"
-    )
+    message = "is not there: models and optimizers stay as they were made"
+    if len(files(recorder)) < NAMED:
+        recorder.note(f"{FILE} {shown}", f"`{shown}` {message}")
+    else:
+        recorder.note(f"{FILE}s", f"`{shown}`, as other files after it, {message}")
     return Checkpoint()
+
+
+def files(recorder: Watcher) -> list[str]:
+    """The notes of what was to be loaded and is not there."""
+    return [one for one in recorder.notes if one.startswith(FILE)]
 
 
 def patches(recorder: Watcher) -> list[Patch]:
@@ -116,7 +124,7 @@ def patches(recorder: Watcher) -> list[Patch]:
     def skipping(true: Callable[..., Any], found: Callable[[], Any]) -> Callable[..., Any]:
         def load_state_dict(self: Any, state: Any, *args: Any, **given: Any) -> Any:
             # Copied key by key, it is an empty dict
-            if isinstance(state, Nothing) or (state == {} and "checkpoint" in recorder.notes):
+            if isinstance(state, Nothing) or (state == {} and files(recorder)):
                 return found()
             return true(self, state, *args, **given)
 

@@ -115,7 +115,9 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
                     public = copied[1]
                 if public is None or failures.missing_file(bad) is None:
                     raise
-                if copied is not None:
+                if copied is None:
+                    public_configs.note(recorder, str(name))
+                else:
                     message = f"`{name}` is not there: it is assumed to be a copy of `{copied[0]}`"
                     if str(name).endswith(DYNAMIC):
                         message += "; it takes more memory, for some of its layers stay in 16 bits"

@@ -32,6 +32,11 @@ def find(name: str, part: str = "") -> dict[str, Any] | None:
     return None
 
 
+def note(recorder: Watcher, name: str) -> None:
+    message = f"the config of `{name}` is not there: the published sizes are assumed"
+    recorder.note(f"config {name}", message)
+
+
 # Classes of diffusers that scripts load without naming a part.
 PARTS = {"UNet2DConditionModel": "unet", "AutoencoderKL": "vae"}
 
@@ -43,10 +48,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
         config = find(name, part or PARTS.get(cls.__name__, ""))
         if config is None:
             return None
-        recorder.note(
-            f"weights {name}",
-            f"`{name}` is not there: its parts are made from their public configs",
-        )
+        note(recorder, name)
         taken = inspect.signature(cls.__init__).parameters
         model = cls(**{key: value for key, value in config.items() if key in taken})
         kind = given.get("torch_dtype") or given.get("dtype")
@@ -79,4 +81,4 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     }
 
 
-__all__ = ["changes", "find"]
+__all__ = ["changes", "find", "note"]

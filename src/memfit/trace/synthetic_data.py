@@ -200,7 +200,8 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
             except Exception as bad:
                 if failures.missing_file(bad) is None:
                     raise
-                recorder.note("metric", f"the metric `{path}` is not there: its values read 0")
+                message = f"the metric `{path}` is not there: its values read 0"
+                recorder.note(f"metric {path}", message)
                 return Metric(str(path))
 
         return [(module, "load", load)]
