@@ -47,6 +47,7 @@ PACKAGES = {
 }  # where it has another name on PyPI
 # By `requests`, urllib3, httpx and urllib
 DOWNLOADS = ("ConnectionError", "MaxRetryError", "ConnectError", "URLError", "NameResolutionError")
+HUBS = ("huggingface.co", "hf.co")  # whose clients have ways of their own
 ELSEWHERE = "use a local folder, or run it once with a network to fill the cache"
 
 
@@ -190,21 +191,27 @@ def several(bad: BaseException, script: str) -> Told:
 
 def download(bad: BaseException, script: str) -> Told:
     """What the script fetches by itself, by the address in the frames that failed."""
-    chain: list[BaseException] = []
-    at: BaseException | None = bad
-    while at is not None and len(chain) < 12:
-        chain.append(at)
-        at = at.__cause__ or at.__context__
+    chain = [*causes(bad)]
     if not any(type(one).__name__ in DOWNLOADS for one in chain):
         return None
     addresses = [found for one in chain for found in urls(one.__traceback__)]
     hosts = [(urlsplit(one).hostname or "") for one in addresses]
-    if not addresses or hosts[0].endswith(("huggingface.co", "hf.co")):
+    if not addresses or hosts[0].endswith(HUBS):
         return None
     return (
         f"`{script}` downloads `{addresses[0][:100]}`, which is unreachable",
         "put the file where the script looks for it, or let it download with `--network`",
     )
+
+
+def causes(bad: BaseException) -> Iterator[BaseException]:
+    """An exception and what it came from, which libraries wrap in errors of their own."""
+    at: BaseException | None = bad
+    for _ in range(12):
+        if at is None:
+            return
+        yield at
+        at = at.__cause__ or at.__context__
 
 
 def urls(trace: TracebackType | None) -> Iterator[str]:
@@ -218,11 +225,7 @@ def urls(trace: TracebackType | None) -> Iterator[str]:
 
 
 def hub(bad: BaseException, script: str) -> Told:
-    """Anywhere in the chain of causes: libraries wrap these in errors of their own."""
-    at: BaseException | None = bad
-    for _ in range(12):
-        if at is None:
-            return None
+    for at in causes(bad):
         text = str(at)
         if (
             type(at).__name__ in HUB
@@ -238,16 +241,12 @@ def hub(bad: BaseException, script: str) -> Told:
                 ),
                 ELSEWHERE,
             )
-        at = at.__cause__ or at.__context__
     return None
 
 
 def missing_file(bad: BaseException) -> BaseException | None:
     """Where in the chain of causes something was not to be had, from a disk or a network."""
-    at: BaseException | None = bad
-    for _ in range(12):
-        if at is None:
-            return None
+    for at in causes(bad):
         text = str(at).lower()
         if (
             isinstance(at, (FileNotFoundError, ConnectionError, TimeoutError))
@@ -255,7 +254,6 @@ def missing_file(bad: BaseException) -> BaseException | None:
             or any(word in text for word in UNREACHABLE)
         ):
             return at
-        at = at.__cause__ or at.__context__
     return None
 
 

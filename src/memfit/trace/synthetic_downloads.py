@@ -12,14 +12,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from memfit.trace import asked_columns
+from memfit.trace import asked_columns, failures
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
 
 LINES, WORDS = 8000, 16  # a line each; about as long as a book
 TEXTS = (".txt", ".text", ".md")
-HUBS = ("huggingface.co", "hf.co")  # whose clients have ways of their own
 
 
 @functools.cache
@@ -30,7 +29,7 @@ def words() -> bytes:
 
 def is_text(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.path.lower().endswith(TEXTS) and not (parts.hostname or "").endswith(HUBS)
+    return parts.path.lower().endswith(TEXTS) and not (parts.hostname or "").endswith(failures.HUBS)
 
 
 def changes(recorder: Watcher) -> dict[str, Change]:
