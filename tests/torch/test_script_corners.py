@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pickle
 import types
+import urllib.error
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memfit.errors import InputError
+from memfit.trace import failures, synthetic_downloads, synthetic_tokenizers
 from memfit.trace.cuda import Device
+from memfit.trace.failures import explain
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_data import pictures, stand_in
 from memfit.verbs import trace
@@ -169,6 +173,54 @@ def test_a_data_sets_own_error_stays_one() -> None:
     [(_, _, init)] = change(types.SimpleNamespace(Flowers102=Flowers102))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="a mistake of its own"):
         init(object())
+
+
+def test_blank_pictures_where_a_download_fails() -> None:
+    """torchvision's own sentence, in mnist.py; what takes the place is named."""
+
+    class MNIST:
+        def __init__(self, root: str, train: bool = True) -> None:
+            raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    watcher = Watcher(Device())
+    change = dict(pictures(watcher, 8))["torchvision.datasets.mnist"]
+    [(_, _, init)] = change(types.SimpleNamespace(MNIST=MNIST))  # type: ignore[arg-type]
+    made: Any = MNIST.__new__(MNIST)
+    init(made, "data", False)
+    assert len(made) == 10_000
+    assert made.data.shape == (10_000, 28, 28)
+    assert "`MNIST` are not there" in watcher.notes["data MNIST"].message
+
+
+def test_only_what_nobody_answers_has_a_stand_in() -> None:
+    """A server that says no, and a name that tiktoken does not know, are errors of the script."""
+    watcher = Watcher(Device())
+
+    def urlopen(url: str) -> Any:
+        raise urllib.error.HTTPError(url, 404, "Not Found", Message(), None)
+
+    def get_encoding(name: str) -> Any:
+        raise ValueError(f"Unknown encoding {name}")
+
+    answers = {**synthetic_downloads.changes(watcher), **synthetic_tokenizers.changes(watcher)}
+    downloads: Any = types.SimpleNamespace(urlopen=urlopen)
+    [(_, _, patched)] = answers["urllib.request"](downloads)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        patched("https://data.invalid/a.txt")
+    [(_, _, patched)] = answers["tiktoken.registry"](
+        types.SimpleNamespace(get_encoding=get_encoding)  # type: ignore[arg-type]
+    )
+    with pytest.raises(ValueError, match="Unknown encoding nosuch"):
+        patched("nosuch")
+    assert not watcher.notes
+
+
+def test_a_tokenizer_of_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = ValueError("Unrecognized configuration class MarianConfig to build an AutoTokenizer.")
+    monkeypatch.setattr(failures, "is_there", lambda name: False)
+    assert "needs the package `sentencepiece`" in explain(bad, "train.py", "script").message
+    monkeypatch.setattr(failures, "is_there", lambda name: True)
+    assert "failed with ValueError" in explain(bad, "train.py", "script").message
 
 
 class Pictures:

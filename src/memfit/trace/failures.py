@@ -45,6 +45,9 @@ PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # where it has another name on PyPI
+# What transformers says of a tokenizer that only a package knows which is not installed
+# (auto_factory.py and tokenization_auto.py, 5.23).
+UNKNOWN_TOKENIZER = "to build an AutoTokenizer"
 # By `requests`, urllib3, httpx and urllib
 DOWNLOADS = ("ConnectionError", "MaxRetryError", "ConnectError", "URLError", "NameResolutionError")
 HUBS = ("huggingface.co", "hf.co")  # whose clients have ways of their own
@@ -106,7 +109,10 @@ def handed_on(at: TracebackType) -> bool:
 
 
 def missing_package(bad: BaseException, script: str) -> Told:
-    return lacking(bad, f"`{script}`") if isinstance(bad, ImportError) else None
+    who = f"`{script}`"
+    if UNKNOWN_TOKENIZER in str(bad) and not is_there("sentencepiece"):
+        return needed(who, "sentencepiece")
+    return lacking(bad, who) if isinstance(bad, ImportError) else None
 
 
 def lacking(bad: ImportError, who: str) -> tuple[str, str]:
@@ -126,13 +132,17 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
             f"install another version of `{name}`, or choose an environment with `--python`",
         )
     if name:
-        known = f" (`pip install {PACKAGES[name]}`)" if name in PACKAGES else ""
-        hint = f"install it{known}, or choose an environment that has it with `--python`"
-        return f"{who} needs the package `{name}`, which is not installed here", hint
+        return needed(who, name)
     return (
         f"{who} failed with ImportError: {first_line(bad)}",
         "`--python` chooses another environment",
     )
+
+
+def needed(who: str, package: str) -> tuple[str, str]:
+    known = f" (`pip install {PACKAGES[package]}`)" if package in PACKAGES else ""
+    hint = f"install it{known}, or choose an environment that has it with `--python`"
+    return f"{who} needs the package `{package}`, which is not installed here", hint
 
 
 def is_there(package: str) -> bool:

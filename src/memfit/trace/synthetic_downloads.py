@@ -60,9 +60,10 @@ def changes(recorder: Watcher) -> dict[str, Change]:
         def urlopen(url: Any, *args: Any, **given: Any) -> Any:
             try:
                 return true(url, *args, **given)
-            except OSError:
+            except OSError as bad:
                 named = str(getattr(url, "full_url", url))
-                if not is_text(named):
+                answered = hasattr(bad, "code")  # by a server, which does not have it
+                if answered or not is_text(named):
                     raise
                 note(named)
                 message: Any = importlib.import_module("email.message")

@@ -143,7 +143,9 @@ def changes(recorder: Watcher) -> dict[str, Change]:
         def get_encoding(name: str) -> Any:
             try:
                 return true(name)
-            except Exception:  # noqa: BLE001 - whatever its downloader raises
+            except Exception:  # whatever its downloader raises
+                if name not in VOCABULARIES:
+                    raise
                 return encoding(name, recorder)
 
         return [(module, "get_encoding", get_encoding)]
@@ -167,19 +169,27 @@ CHOSEN = (  # of the arguments of `from_pretrained`
     "eos_token",
     "bos_token",
 )
-# What transformers says of a tokenizer of which no file is there (tokenization_utils_tokenizers.py,
-# 5.23), and Python where one of its own classes opens them.
+# What transformers says of a tokenizer without its files (tokenization_utils_tokenizers.py, 5.23),
+# and what Python says when a tokenizer's class opens a file that has no name.
 NO_FILES = ("Couldn't instantiate the backend tokenizer", "PathLike object, not NoneType")
 ENDLESS = int(1e30)  # as transformers says where a tokenizer has no limit (XLNet)
 FEW = 100  # tokens of a vocabulary of special ones
-VOCABULARIES = {"gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "cl100k_base": 100277}
+VOCABULARIES = {  # of tiktoken's encodings (tiktoken_ext/openai_public.py, 0.12)
+    "gpt2": 50257,
+    "r50k_base": 50257,
+    "p50k_base": 50281,
+    "p50k_edit": 50284,
+    "cl100k_base": 100277,
+    "o200k_base": 200019,
+    "o200k_harmony": 201088,
+}
 
 
 def encoding(name: str, recorder: Watcher) -> Any:
     """tiktoken's own class over bytes, with a vocabulary of the true size."""
     tiktoken: Any = importlib.import_module("tiktoken")
 
-    size = VOCABULARIES.get(name, 200019)
+    size = VOCABULARIES[name]
     recorder.note(f"tiktoken {name}", f"tiktoken's `{name}` is not there: each byte is one token")
     return tiktoken.Encoding(
         name,
