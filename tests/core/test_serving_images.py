@@ -72,6 +72,16 @@ def test_sides_of_an_image_are_not_too_unlike() -> None:
 def test_an_unknown_encoder_is_said() -> None:
     assert "gemma4" not in ENCODERS
     answer = serve("gemma-4-31b-it", engine="vllm", gpu="h200", offline=True)
-    assert any("images" in problem.message for problem in answer.problems)
+    assert any("images is not counted" in problem.message for problem in answer.problems)
     known = serve("gemma-3-12b-it", engine="vllm", gpu="h200", offline=True)
-    assert not any("images" in problem.message for problem in known.problems)
+    assert not any("not counted" in problem.message for problem in known.problems)
+
+
+@pytest.mark.parametrize(("given", "notes"), [({}, 1), ({"limit_mm_per_prompt": NONE}, 0)])
+def test_images_in_the_peak_are_noted_with_a_way_out(given: dict[str, object], notes: int) -> None:
+    answer = serve("gemma-3-12b-it", engine="vllm", gpu="h200", offline=True, **given)
+    found = [one for one in answer.problems if "the largest images" in one.message]
+    assert len(found) == notes
+    assert all(
+        """`--limit-mm-per-prompt '{"image": 0, "video": 0}'`""" in one.hint for one in found
+    )

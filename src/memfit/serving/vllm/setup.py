@@ -105,7 +105,7 @@ def set_up(question: Question) -> Setup:
     profiled = {"length": length, "batched": batched, "requests": requests, "ranks": tensor}
     step = Step(options=options, **profiled, width=width, rules=rules)
     seen = images(model, subject.config, step)
-    problems += notes(question, compiles, images_known=seen is not None)
+    problems += notes(question, compiles, images=seen)
     return Setup(
         subject=subject,
         model=model,
@@ -207,9 +207,11 @@ def capability(question: Question) -> tuple[int, int] | None:
     return None if gpu is None else gpu.sm
 
 
-def notes(question: Question, compiles: bool, images_known: bool) -> list[Problem]:
+def notes(question: Question, compiles: bool, images: Images | None) -> list[Problem]:
     """Words about what is not counted, and about kernels that are compiled."""
-    found = [] if images_known else [images_note()]
+    found = [] if images is not None else [images_note()]
+    if images is not None and images.peak:
+        found.append(profiled_note())
     if compiles:
         found.append(compiling_note())
     given = question.options.get("speculative_config")
@@ -233,13 +235,23 @@ def draft_note() -> Problem:
     )
 
 
+def profiled_note() -> Problem:
+    """A word about the images and videos of the profiling run."""
+    return Problem(
+        level="note",
+        message="the peak activation includes the largest images and videos, as vLLM profiles them",
+        where="limit_mm_per_prompt",
+        hint='more room for the cache: `--limit-mm-per-prompt \'{"image": 0, "video": 0}\'`',
+    )
+
+
 def images_note() -> Problem:
     """A word about images of models whose encoder memfit does not know."""
     return Problem(
         level="warning",
         message="the memory that vLLM sets aside for images is not counted",
         where="limit_mm_per_prompt",
-        hint='without images (`--limit-mm-per-prompt {"image": 0}`) the answer is whole',
+        hint="serve without images: `--limit-mm-per-prompt '{\"image\": 0}'`",
     )
 
 
