@@ -12,6 +12,7 @@ from memfit.defaults import assumed
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.strategy import Strategy
+from memfit.units import GIB, MIB
 from memfit.uses import uses
 
 
@@ -69,11 +70,18 @@ def flag(name: str, value: Any) -> str:
 def gpu_words(cluster: Cluster) -> str:
     """`--gpu rtx-4090`, `--gpus 2x8xh100-sxm`."""
     if cluster.gpu.id == "custom":
-        return f"--memory {cluster.gpu.memory}"
+        return f"--memory {memory_words(cluster.gpu.memory)}"
     if cluster.gpus == 1:
         return f"--gpu {cluster.gpu.id}"
     nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""
     return f"--gpus {nodes}{cluster.gpus_per_node}x{cluster.gpu.id}"
+
+
+def memory_words(size: int) -> str:
+    """`24GiB`; bytes where no unit gives a whole number."""
+    units = {"GiB": GIB, "MiB": MIB, "GB": 10**9}
+    whole = (f"{size // unit}{name}" for name, unit in units.items() if not size % unit)
+    return next(whole, str(size))
 
 
 __all__ = ["command", "flag", "gpu_words", "options_of"]

@@ -177,6 +177,13 @@ def test_an_amount_of_memory_is_no_gpu() -> None:
         assert (cluster.gpu.id, cluster.gpu.memory) == ("custom", 24 * 2**30)
 
 
+def test_a_gpu_without_a_name_is_no_custom(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpt2", "--memory", "8GiB", "--offline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("openai-community/gpt2 on a GPU: ")
+    assert "; full fine-tuning up to " in lines[1]
+
+
 def test_the_smallest_gpu_for_each_use() -> None:
     known = card(MODEL, offline=True)
     assert isinstance(known, Smallests)
@@ -195,7 +202,16 @@ def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture
     assert lines[2].startswith(f"next step: memfit trace {name}")
 
 
-@pytest.mark.parametrize("where", ["--gpus 2xrtx-4090", "--memory 8589934592"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "--gpus 2xrtx-4090",
+        "--memory 8GiB",
+        "--memory 8000MiB",
+        "--memory 8GB",
+        "--memory 8589934593",
+    ],
+)
 def test_the_next_step_without_a_card_keeps_the_gpus(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

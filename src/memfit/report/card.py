@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memfit.commands import gpu_words
+from memfit.hardware import Cluster
 from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests, Use
 from memfit.report.figures import count, gib
 
@@ -21,8 +22,7 @@ def text(found: Card | Shelf | Smallests) -> str:
 
 def card_lines(found: Card) -> Iterator[str]:
     cluster, model = found.cluster, found.model
-    gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
-    where = f"{gpus}{cluster.gpu.name}"
+    where = gpu_name(cluster)
     if found.unknown:
         yield from unknown_lines(found, f"{model.name} on {where}", gpu_words(cluster))
         return
@@ -89,17 +89,28 @@ def named(use: Use) -> str:
     return "all weights" if use.key == "full" else use.title
 
 
+def gpu_name(cluster: Cluster) -> str:
+    """`2 x NVIDIA H100`; of one that is known by its memory alone, `a GPU`."""
+    gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
+    return f"{gpus}{cluster.gpu.name}" if cluster.gpu.id != "custom" else "a GPU"
+
+
+def tuning(use: Use) -> str:
+    return "full fine-tuning" if use.key == "full" else use.title
+
+
 def highlights(best: list[Row], rows: Sequence[Row], context: int = CONTEXT) -> Iterator[str]:
     missing = sum(bool(row.refused) for row in rows)
     nothing = "neither answering nor fine-tuning fits"
     nothing += f"; {missing} of {len(rows)} uses are not supported" if missing else ""
-    words = [
-        f"{row.longest:,} tokens of context, or {row.most:,} x {context:,}"
-        if row.use.answers
-        else f"{row.use.title} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
-        for row in best
-    ]
+    words = [most_words(row, context) for row in best]
     yield "; ".join(words) or nothing
+
+
+def most_words(row: Row, context: int) -> str:
+    if row.use.answers:
+        return f"{row.longest:,} tokens of context, or {row.most:,} x {context:,}"
+    return f"{tuning(row.use)} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
 
 
 def next_command(found: Card) -> str:
@@ -137,12 +148,11 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
     from memfit.hardware import usable as offered
 
     cluster = found.cluster
-    gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
     answers = [one for one in found.lines if one.answer is not None]
     tunes = [one for one in found.lines if one.tune is not None]
     first = f"answers with {short(answers[-1].name)}" if answers else "answers with none of these"
     then = f"fine-tunes {short(tunes[-1].name)}" if tunes else "fine-tunes none of these"
-    yield f"{gpus}{cluster.gpu.name} ({gib(offered(cluster.gpu))} GiB usable) {first} and {then}"
+    yield f"{gpu_name(cluster)} ({gib(offered(cluster.gpu))} GiB usable) {first} and {then}"
     if answers:
         largest = answers[-1]
         assert largest.answer is not None
@@ -158,8 +168,8 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
     yield f"{'model':<36}{'parameters':>11}{'answer':>20}{'fine-tune':>13}"
     yield from (shelf_line(one) for one in found.lines)
     yield ""
-    yield f"The best form that fits, and its GiB: answering one user with {CONTEXT:,} tokens,"
-    yield "fine-tuning by TRL's defaults, with fewer sequences at once where they are too many."
+    yield f"GiB of the best form that fits: answering one user with {CONTEXT:,} tokens,"
+    yield "fine-tuning by TRL's defaults, with a smaller batch where theirs does not fit."
 
 
 def short(name: str) -> str:
