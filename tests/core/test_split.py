@@ -13,6 +13,7 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
+from memfit.report.text import OUTER, large_parts
 from memfit.simulate.memory import Memory, memory
 from memfit.strategy import DDP, FSDP, Split, Strategy
 from memfit.tape import Alloc
@@ -234,5 +235,6 @@ def test_a_generation_on_several_gpus_has_no_time() -> None:
     answer = estimate(LLAMA, gpu="2xh100-sxm", use="split", **GENERATES)
     assert answer.fits
     assert "2 NVIDIA" in answer.summary()
+    assert {"context", "fragmentation"} == set(OUTER) & set(large_parts(answer))  # no NCCL
     with pytest.raises(InputError, match="with beams, a quantized cache"):
         estimate(LLAMA, gpu="2xh100-sxm", use="split", beams=2, **GENERATES)

@@ -277,7 +277,7 @@ def job_words(job: Job) -> str:
 def numbers(estimate: Estimate) -> Iterator[str]:
     memory = estimate.memory
     yield figure(
-        "device", estimate.device, device_words(estimate) + (", NCCL" if estimate.strategy else "")
+        "device", estimate.device, device_words(estimate) + (", NCCL" if estimate.nccl.high else "")
     )
     if memory.reserved is not None:
         yield figure("reserved", memory.reserved, WHAT["reserved"])
@@ -318,7 +318,9 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
 def large_parts(estimate: Estimate) -> dict[str, int]:
     """The parts in order; those that would read `<0.01` share one line after the allocated ones."""
     large: dict[str, int] = {
-        name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in OUTER
+        name: size
+        for name, size in estimate.parts.items()
+        if size >= GIB // 200 or (size and name in OUTER)
     }
     small = sum(size for name, size in estimate.parts.items() if name not in large)
     outer: dict[str, int] = {name: large.pop(name) for name in OUTER if name in large}

@@ -114,7 +114,7 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
     if pp is not None and pp.schedule in DEFERRED:
         return f"the bubble of schedule `{pp.schedule}` is not supported yet"
     if strategy.split is not None:
-        return "the waiting time of a split model is not supported yet"
+        return "the speed of a split model is not supported yet"
     if on_disk(strategy):
         return "the speed of the NVMe disk is unknown"
     if any(type(event) is Compute and event.math in UNMEASURED for event in tape):
