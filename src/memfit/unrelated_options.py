@@ -53,7 +53,7 @@ NOT_COUNTED = {
     "top-k": _SAMPLING,
     "top-p": _SAMPLING,
     # torch 2.x optim/adam.py and sgd.py `_multi_tensor_*`: `_foreach_add(grads, params)`
-    "weight-decay": "that of AdamW needs no memory; that of Adam and SGD copies the gradients",
+    "weight-decay": "AdamW needs no memory for it; Adam and SGD copy the gradients",
 }
 _LENGTHS = "`--lengths data.jsonl` reads the lengths of your texts"
 INSTEAD = {

@@ -152,6 +152,12 @@ def test_the_trainer_says_whether_ddp_looks_for_unused_parameters(
     assert by_default.events == said.events != other.events
 
 
+def test_a_word_unlike_all_choices_gets_all_of_them() -> None:
+    with pytest.raises(InputError) as bad:
+        strategy_from(["ddp=8,find_unused=maybe"], None)
+    assert bad.value.problems[0].hint == "one of auto, yes, no"
+
+
 def test_reentrant_checkpoints_fail_where_the_trainer_looks(model: Model) -> None:
     job = Job(seq=64, framework="trl", method="lora", checkpointing="full", reentrant=True)
     with pytest.raises(InputError, match="ready twice") as bad:

@@ -62,8 +62,9 @@ def test_published_checkpoints_answer_by_formula(name: str, parameters: int) -> 
 
 
 def test_labels_of_a_language_model_are_refused() -> None:
-    with pytest.raises(InputError, match="has no labels"):
+    with pytest.raises(InputError, match="has no labels") as bad:
         estimate("llama-3.2-1b", gpu="t4", labels=3)
+    assert bad.value.problems[0].hint == "use `--head classification`, or remove `--labels`"
 
 
 def test_a_decoder_answers_with_128_tokens() -> None:

@@ -134,7 +134,7 @@ def test_a_study_takes_the_options_of_an_estimate() -> None:
         ("--gpu --lora", "`--gpu` needs a value"),
         ("--gpu p4d.24xlarge --num-gpus 8", "contradict each other"),
         ("--lr 1e-4 --gpu t4 --verbose", f"try: memfit estimate {MODEL} --gpu t4\n"),
-        ("--weight-decay 0.1", "that of Adam and SGD copies the gradients"),
+        ("--weight-decay 0.1", "Adam and SGD copy the gradients"),
         ("--top-p 0.9", "greedy decoding is assumed"),
         ("--users 4", "`memfit plan` has it"),
         ("--ttft 4s", "`memfit plan` has it"),

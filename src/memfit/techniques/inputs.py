@@ -18,9 +18,8 @@ def check(program: Program) -> Iterator[Problem]:
     job = program.job
     if job.labels and head_of(program) not in LABELLED:
         message = f"a head of kind `{head_of(program)}` has no labels to count"
-        yield Problem(
-            message=message, where="job.labels", hint="use `--head classification`, or remove it"
-        )
+        hint = "use `--head classification`, or remove `--labels`"
+        yield Problem(message=message, where="job.labels", hint=hint)
     if program.model.encodes:
         return  # its graphs say which heads they have
     yield from of_labels(program)
@@ -55,7 +54,7 @@ def of_labels(program: Program) -> Iterator[Problem]:
         yield Problem(message=message, where="job.framework", hint=hint)
     if job.loss != "plain":
         message = f"a head of kind `{task}` has its own loss"
-        yield Problem(message=message, where="job.loss", hint="use `--loss plain`, or remove it")
+        yield Problem(message=message, where="job.loss", hint="remove `--loss`")
     if job.unsloth:
         message = f"not supported yet: Unsloth with a head of kind `{task}`"
         yield Problem(message=message, where="job.unsloth", hint=TRACE)
