@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
-from memfit.trace import failures, synthetic_downloads, synthetic_tokenizers
+from memfit.trace import failures, synthetic_data, synthetic_downloads, synthetic_tokenizers
 from memfit.trace.cuda import Device
 from memfit.trace.failures import explain
 from memfit.trace.refuse import Watcher
@@ -190,6 +190,19 @@ def test_blank_pictures_where_a_download_fails() -> None:
     assert len(made) == 10_000
     assert made.data.shape == (10_000, 28, 28)
     assert "`MNIST` are not there" in watcher.notes["data MNIST"].message
+
+
+def test_the_size_of_a_data_sets_pictures_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = Watcher(Device())
+    monkeypatch.setattr(synthetic_data, "picture", lambda size, mode: (size, mode))
+    source = synthetic_data.Source(8, 64, watcher.note)
+    assert source.value("image", 0) == (64, "RGB")
+    assert source.value("gray 28", 0) == (28, "L")
+    chosen, fixed = watcher.notes.values()
+    assert "64 by 64" in chosen.message
+    assert "--image-size" in chosen.hint
+    assert "28 by 28" in fixed.message
+    assert not fixed.hint
 
 
 def test_only_what_nobody_answers_has_a_stand_in() -> None:

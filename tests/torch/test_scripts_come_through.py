@@ -266,7 +266,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     for word in (
         "`glue`",
         "`someone/files`",
-        "the script asks for",
+        "the script asks for, of the kinds that their names suggest",
+        "10 s of silence at 16 kHz",
         "tokenizer of `bert-base-cased`",
         "`last.pt`",
         "`wandb`",

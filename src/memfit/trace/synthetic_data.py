@@ -21,6 +21,7 @@ OTHERS = 200  # rows of every other split
 SHORT = 32  # words of a sentence
 SECONDS = 10  # of a recording
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
+GUESSED = "are those that the script asks for, of the kinds that their names suggest"
 SPLITS = ("train", "validation", "test")
 
 
@@ -37,8 +38,9 @@ def entry(path: str, name: str) -> str:
 class Source:
     """Columns by their kinds."""
 
-    def __init__(self, tokens: int, image: int) -> None:
+    def __init__(self, tokens: int, image: int, note: Callable[..., None]) -> None:
         self.tokens, self.image, self.random = tokens, image, random.Random(0)
+        self.note = note
         self.known = table()["words"].split()
 
     def words(self, count: int) -> str:
@@ -72,11 +74,23 @@ class Source:
             "translation": lambda: {
                 one: self.words(min(SHORT, self.tokens)) for one in ("en", "de", "fr", "ro")
             },
-            "image": lambda: picture(int(number or self.image), "RGB"),
-            "gray": lambda: picture(int(number or self.image), "L"),
-            "audio": lambda: {"array": silence(), "sampling_rate": asked_columns.RATE, "path": ""},
+            "image": lambda: self.picture(number, "RGB"),
+            "gray": lambda: self.picture(number, "L"),
+            "audio": self.recording,
         }
         return makers[name]()
+
+    def picture(self, number: str, mode: str) -> Any:
+        size = int(number or self.image)
+        message = f"pictures of data sets that are not there are blank, {size} by {size}"
+        self.note(f"pictures {size}", message, "" if number else "choose with `--image-size`")
+        return picture(size, mode)
+
+    def recording(self) -> dict[str, Any]:
+        rate = asked_columns.RATE
+        message = f"recordings of data sets that are not there are {SECONDS} s of silence"
+        self.note("recordings", f"{message} at {rate // 1000} kHz")
+        return {"array": silence(), "sampling_rate": rate, "path": ""}
 
     def rows(self, columns: dict[str, str], count: int) -> Any:
         datasets: Any = importlib.import_module("datasets")
@@ -156,7 +170,7 @@ def slice_of(part: str, count: int) -> slice:
 
 
 def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
-    source = Source(tokens, image)
+    source = Source(tokens, image, recorder.note)
     asked = asked_columns.changes(source)
 
     def loading(module: ModuleType) -> list[Patch]:
@@ -171,7 +185,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
                     raise
                 called = behind or str(path)
                 key = entry(called, str(name or ""))
-                columns = "are assumed" if key else "are those that the script asks for"
+                columns = "are assumed" if key else GUESSED
                 message = f"the data set `{called}` is not there: random texts of {tokens} tokens"
                 hint = "choose with `--tokens`"
                 recorder.note(f"data {called}", f"{message}; its columns {columns}", hint)
