@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 from tests.conformance.models import SMALL  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
+from memfit.model.families import find  # noqa: E402
 from memfit.simulate.memory import memory  # noqa: E402
 from memfit.tape import check  # noqa: E402
 from memfit.trace import ranks, trace_config  # noqa: E402
@@ -77,3 +78,14 @@ def test_nothing_is_left_behind() -> None:
     assert comm.cdb is None
     assert groups._WORLD_GROUP is None
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.skipif(not THERE, reason="DeepSpeed is not installed")
+def test_buffers_are_on_the_gpu_when_weights_are_sharded() -> None:
+    """Layers of Gemma 4 multiply by a buffer of one value, which a model made under `zero.Init` has
+    on the GPU."""
+    config = {**find("gemma4").examples[0], "dtype": "bfloat16"}
+    job = Job(batch=1, seq=32, method="lora")
+    tape = trace_config(config, job, strategy=strategy_from(["zero=2,stage=3"], None))
+    names = {event.where for event in tape.events if getattr(event, "part", "") == "buffers"}
+    assert "model.language_model.layers.0" in names

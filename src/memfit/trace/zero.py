@@ -355,6 +355,9 @@ def brought(
         for tensor in model.parameters() if half is not None else ():
             tensor.data = tensor.data.to(half)
         Init(module=model, config_dict_or_path=settings(job, zero))
+        # Of a model made under `Init`, which makes tensors on the GPU and shards parameters alone
+        for name, buffer in model.named_buffers():
+            recorder.arrive(buffer, "buffers", name.rpartition(".")[0])
     return finish(model, recorder.device.type if zero.stage == 3 else "cpu")
 
 
