@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Question
@@ -64,6 +65,21 @@ def test_drafts_that_are_not_counted_are_said() -> None:
     assert said(method="eagle3", model="x/y", num_speculative_tokens=3)
     assert said(method="mtp", num_speculative_tokens=1)  # Qwen3-8B has no such layer
     assert not said(method="ngram", num_speculative_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1], "speculative_config` must be a JSON object"),
+        ({"method": "mtp", "num_speculative_tokens": -3}, "-3` must be an integer from 1 to 1024"),
+        ({"method": "mtp", "num_speculative_tokens": 10**21}, "must be an integer from 1 to 1024"),
+        ({"method": "mtp", "num_speculative_tokens": "x"}, "x` must be an integer"),
+        ({"method": 5, "num_speculative_tokens": True}, "method: 5` must be a name"),
+    ],
+)
+def test_drafts_that_are_none(given: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        settings(MIXED, speculative_config=given)
 
 
 def test_states_of_cached_prefixes_and_of_guesses() -> None:

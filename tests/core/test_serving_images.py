@@ -59,9 +59,24 @@ def test_text_alone(words: dict[str, bool]) -> None:
     assert activation(name, max_num_seqs=8, **words) == activation(name, **given)
 
 
-def test_a_limit_of_pixels_is_a_number() -> None:
-    with pytest.raises(InputError, match="at least 1"):
-        activation("Qwen/Qwen3-VL-8B-Instruct", mm_processor_kwargs={"max_pixels": "large"})
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mm_processor_kwargs": {"max_pixels": "large"}}, "max_pixels: large` must be an integer"),
+        # a prime number of patches: factors were sought for hours
+        ({"mm_processor_kwargs": {"max_pixels": 1024 * (10**18 + 9)}}, "from 1 to 1073741824"),
+        ({"mm_processor_kwargs": [1]}, "mm_processor_kwargs` must be a JSON object"),
+        ({"mm_processor_kwargs": {"size": 3}}, "size` must be a JSON object"),
+        ({"limit_mm_per_prompt": {"image": float("inf")}}, "image: inf` must be an integer"),
+        ({"limit_mm_per_prompt": {"video": {"count": float("nan")}}}, "must be an integer"),
+        ({"limit_mm_per_prompt": {"image": -1}}, "image: -1` must be an integer of at least 0"),
+        ({"limit_mm_per_prompt": {"image": "two"}}, "image: two` must be an integer"),
+        ({"limit_mm_per_prompt": [1]}, "limit_mm_per_prompt` must be a JSON object"),
+    ],
+)
+def test_limits_that_are_none(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        activation("Qwen/Qwen3-VL-8B-Instruct", **given)
 
 
 def test_sides_of_an_image_are_not_too_unlike() -> None:

@@ -40,3 +40,13 @@ def structure(
     if any(layer.captured is not None for layer in made.layers):
         return outline(config, parameters, name, origin)
     return made
+
+
+def known_model(subject: Subject) -> Model:
+    """The model, where memfit knows its type."""
+    if subject.model is None:
+        raise InputError.one(
+            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
+            where="model",
+        )
+    return subject.model

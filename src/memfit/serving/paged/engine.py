@@ -16,6 +16,7 @@ from memfit.serving.links import communicator_bytes
 from memfit.serving.paged.caches import cache_width, cached
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.stored import scheme_of
+from memfit.serving.subject import known_model
 from memfit.serving.vllm.profile import layer_peak
 from memfit.serving.weights import (
     Rank,
@@ -270,12 +271,7 @@ def set_up(engine: Paged, question: Question) -> Setup:
     """The settings, or all problems at once."""
     options = question.options
     subject = replace(question.subject, config=engine.config(question.subject.config))
-    model = subject.model
-    if model is None:
-        raise InputError.one(
-            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
-            where="model",
-        )
+    model = known_model(subject)
     problems = engine.refuses(options)
     tensor = int(options.get(engine.tensor) or 1)
     pipeline = int(options.get(engine.pipeline) or 1) if engine.pipeline else 1

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.errors import InputError, Problem, raise_errors
+from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.drafts import draft_layers
 from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
+from memfit.serving.subject import known_model
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import MIB
 
@@ -65,12 +66,7 @@ class Setup:
 def set_up(question: Question) -> Setup:
     """The settings, or all problems at once."""
     options, subject, problems = question.options, question.subject, list[Problem]()
-    model = subject.model
-    if model is None:
-        raise InputError.one(
-            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
-            where="model",
-        )
+    model = known_model(subject)
     tensor = int(options.get("tp_size") or 1)
     copies = int(options.get("dp_size") or 1)
     shared = bool(options.get("enable_dp_attention")) and copies > 1

@@ -62,9 +62,16 @@ class VLLM:
         return None
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of a published row, by name."""
+        """Options of a published row, by name. Words that stand for JSON are left out."""
         known = {COMPILED, *(option.name for option in OPTIONS)}
-        return {name: value for name, value in row.items() if name in known and value is not None}
+        nested = {option.name for option in OPTIONS if option.kind == "json"}
+        return {
+            name: value
+            for name, value in row.items()
+            if name in known
+            and value is not None
+            and not (name in nested and isinstance(value, str))
+        }
 
     def answer(self, question: Question) -> ServingAnswer:
         """What the log will say."""

@@ -9,8 +9,10 @@ are named below. Not counted: attention that has no flash kernel (GPUs below 8.0
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from math import isqrt
+from types import NoneType
 from typing import Any
 
 from memfit.errors import Problem
@@ -22,6 +24,8 @@ FP32 = 4
 # Limits of the processors that come with the checkpoints (preprocessor_config.json `max_pixels`,
 # `size.longest_edge`), which no config.json has.
 QWEN2_PIXELS, QWEN3_PIXELS = 12_845_056, 16_777_216
+MOST_PIXELS = 2**30  # that memfit reads: an image of more than 32,768 pixels a side is none
+NO_OBJECT = "`{}` must be a JSON object"
 RATIO = 200  # of an image's sides, at most (qwen2_vl.py get_image_size_with_most_features)
 GEMMA3_TOKENS, GEMMA3_BREAKS = 256, 4  # line breaks and marks around an image count before 0.13
 
@@ -82,24 +86,54 @@ def longest_side(tokens: int) -> int:
 
 def largest_edge(options: Mapping[str, Any]) -> object:
     """What the options say of the largest image, in pixels; None where they say nothing."""
-    given = options.get("mm_processor_kwargs")
-    words = given if isinstance(given, Mapping) else {}
-    size = words.get("size")
-    return words.get("max_pixels", size.get("longest_edge") if isinstance(size, Mapping) else None)
+    words = options.get("mm_processor_kwargs") or {}
+    return words.get("max_pixels", (words.get("size") or {}).get("longest_edge"))
+
+
+def image_problems(options: Mapping[str, Any]) -> list[Problem]:
+    """Limits of images, and of their pixels, that are none."""
+    return [*limit_problems(options), *pixel_problems(options)]
+
+
+def limit_problems(options: Mapping[str, Any]) -> list[Problem]:
+    """Numbers of items that are no natural numbers."""
+    limits = options.get("limit_mm_per_prompt") or {}
+    where, hint = "limit_mm_per_prompt", 'like `{"image": 2, "video": 0}`'
+    if not isinstance(limits, Mapping):
+        return [Problem(message=NO_OBJECT.format(where), where=where, hint=hint)]
+    return [
+        Problem(
+            message=f"`{kind[:20]}: {str(limit)[:40]}` must be an integer of at least 0",
+            where=where,
+            hint=hint,
+        )
+        for kind, limit in limits.items()
+        if not is_integer(limit.get("count", 1) if isinstance(limit, Mapping) else limit, 0)
+    ]
 
 
 def pixel_problems(options: Mapping[str, Any]) -> list[Problem]:
-    """A limit of pixels that is no positive integer."""
+    """A limit of pixels that is no positive integer, or larger than any image."""
+    where, hint = "mm_processor_kwargs", 'like `{"max_pixels": 1003520}`'
+    words = options.get("mm_processor_kwargs") or {}
+    size = words.get("size") if isinstance(words, Mapping) else None
+    if not isinstance(words, Mapping) or not isinstance(size, (Mapping, NoneType)):
+        name = where if size is None else "size"
+        return [Problem(message=NO_OBJECT.format(name), where=where, hint=hint)]
     edge = largest_edge(options)
-    if edge is None or (isinstance(edge, int) and not isinstance(edge, bool) and edge > 0):
+    if edge is None or is_integer(edge, 1, MOST_PIXELS):
         return []
     return [
         Problem(
-            message=f"`max_pixels` {str(edge)[:20]!r} must be an integer of at least 1",
-            where="mm_processor_kwargs",
+            message=f"`max_pixels: {str(edge)[:40]}` must be an integer from 1 to {MOST_PIXELS}",
+            where=where,
             hint=f"the default is {QWEN2_PIXELS} for Qwen2.5-VL and {QWEN3_PIXELS} for Qwen3-VL",
         )
     ]
+
+
+def is_integer(value: object, low: int, high: int = sys.maxsize) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def largest(vision: Mapping[str, Any], options: Mapping[str, Any], pixels: int) -> Item:
@@ -180,14 +214,13 @@ ENCODERS: dict[str, Callable[[Mapping[str, Any], Model, Step], Encoder]] = {
 
 def limits_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Most items of a request, by kind, as far as the options say."""
-    limits = options.get("limit_mm_per_prompt")
-    return limits if isinstance(limits, Mapping) else {}
+    limits: Mapping[str, Any] = options.get("limit_mm_per_prompt") or {}
+    return limits
 
 
-def limit_of(value: object) -> int:
+def limit_of(value: Any) -> int:
     """Items of one kind in a request; newer versions take their size, too (`{"count": 1, …}`)."""
-    count = value.get("count", 1) if isinstance(value, Mapping) else value
-    return int(count) if isinstance(count, (int, float)) else 1
+    return int(value.get("count", 1) if isinstance(value, Mapping) else value)
 
 
 def most_items(item: Item, step: Step, limit: int) -> int:

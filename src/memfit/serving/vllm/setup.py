@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.errors import InputError, Problem, raise_errors
+from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
-from memfit.serving.drafts import draft_layers
 from memfit.serving.stored import Scheme, scheme_of, without_head
-from memfit.serving.vllm.images import Images, Step, images, pixel_problems
+from memfit.serving.subject import known_model
+from memfit.serving.vllm.images import Images, Step, image_problems, images
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
+from memfit.serving.vllm.speculation import (
+    draft_notes,
+    draft_problems,
+    guesses_of,
+    own_draft,
+    state_pages,
+)
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import GIB
 
@@ -26,7 +33,7 @@ LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a
 UNCOUNTED = {
     "kv_transfer_config": "the buffers of the connector that moves the cache are",
 }
-MODEL_FREE = ("ngram", "ngram_gpu", "suffix")  # guesses from the text itself
+PARALLEL = ("tensor", "pipeline", "data")
 COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
 
 
@@ -71,40 +78,21 @@ def set_up(question: Question) -> Setup:
     """The settings, or all problems at once."""
     problems: list[Problem] = []
     options, subject = question.options, question.subject
-    rules = rules_of(question.version)
-    if old_engine(question, rules):
-        rules = replace(rules, engine=0, hybrid_groups=False, compiling=False, items=1)
-    model = subject.model
-    if model is None:
-        raise InputError.one(
-            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
-            where="model",
-        )
-    tensor, pipeline = (
-        int(options.get("tensor_parallel_size", 1)),
-        int(options.get("pipeline_parallel_size", 1)),
-    )
+    rules = engine_rules(question)
+    model = known_model(subject)
+    tensor, pipeline, copies = (int(options.get(f"{one}_parallel_size", 1)) for one in PARALLEL)
+    gpus = tensor * pipeline * copies
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
-    scheme = scheme_of(subject.config, problems, method=options.get("quantization"))
-    scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
-    scheme = scheme if rules.stored_heads else without_head(scheme)
-    problems += [*split_problems(model, tensor, utilization), *pixel_problems(options)]
+    scheme = scheme_by_rules(question, rules, problems)
+    problems += split_problems(model, tensor, utilization)
+    problems += image_problems(options) + draft_problems(options)
     length = length_of(model, options, problems)
     width = width_of(model, options, problems)
-    gpus = tensor * pipeline * int(options.get("data_parallel_size", 1))
-    if len(question.devices) > 1 and len(question.devices) < gpus:
-        problems.append(
-            Problem(
-                message=f"{gpus} GPUs are needed, {len(question.devices)} are there",
-                where="tensor_parallel_size",
-            )
-        )
+    problems += count_problems(question, gpus)
     raise_errors(problems)
     compiles = compiles_kernels(question, rules)
     batched, requests = step_sizes(question, rules, length)
-    profiled = {"length": length, "batched": batched, "requests": requests, "ranks": tensor}
-    step = Step(options=options, **profiled, width=width, rules=rules)
-    seen = images(model, subject.config, step)
+    seen = seen_images(question, rules, width, (length, batched, requests))
     problems += notes(question, compiles, images=seen)
     return Setup(
         subject=subject,
@@ -133,7 +121,9 @@ def set_up(question: Question) -> Setup:
         blocks=int(options.get("num_gpu_blocks_override", 0)),
         sm=capability(question),
         images=seen or Images(),
-        **drafted(question, model, rules),
+        draft=own_draft(question),
+        guesses=guesses_of(options),
+        state_pages=state_pages(options, rules),
         problems=tuple(problems),
     )
 
@@ -153,26 +143,46 @@ def cache_dtype(config: Mapping[str, Any], options: Mapping[str, Any], rules: Ru
     return "fp8" if eighth and str(stored.get("quant_method")).startswith("modelopt") else given
 
 
-def drafted(question: Question, model: Model, rules: Rules) -> Any:
-    """The draft layers, the tokens that they guess, and the pages of a state, which are one more
-    for each of them, and where prefixes are cached (kv_cache_interface.py MambaSpec, 0.16 on)."""
-    given = question.options.get("speculative_config")
-    words = given if isinstance(given, Mapping) else {}
-    guesses = words.get("num_speculative_tokens")
-    count = guesses if isinstance(guesses, int) and guesses > 0 else int(bool(words))
-    cached = bool(question.options.get("enable_prefix_caching")) and rules.aligned_states
-    return {
-        "draft": own_draft(question, model),
-        "guesses": count,
-        "state_pages": 1 + cached + count,
-    }
+def engine_rules(question: Question) -> Rules:
+    """The rules of the version, and of the engine that it starts."""
+    rules = rules_of(question.version)
+    if not old_engine(question, rules):
+        return rules
+    return replace(rules, engine=0, hybrid_groups=False, compiling=False, items=1)
 
 
-def own_draft(question: Question, model: Model) -> tuple[Layer, ...]:
-    """The model's own draft layers, where `speculative_config` asks for them."""
-    given = question.options.get("speculative_config")
-    method = str(given.get("method") or "") if isinstance(given, Mapping) else ""
-    return draft_layers(model, question.subject.config) if method.endswith("mtp") else ()
+def scheme_by_rules(question: Question, rules: Rules, problems: list[Problem]) -> Scheme:
+    """How the weights are kept, as far as the version reads it."""
+    method = question.options.get("quantization")
+    scheme = scheme_of(question.subject.config, problems, method=method)
+    scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
+    return scheme if rules.stored_heads else without_head(scheme)
+
+
+def seen_images(
+    question: Question, rules: Rules, width: int, sizes: tuple[int, int, int]
+) -> Images | None:
+    """Images of the profiling run; `sizes` are tokens of a request and of a step, and requests."""
+    length, batched, requests = sizes
+    step = Step(
+        options=question.options,
+        length=length,
+        batched=batched,
+        requests=requests,
+        ranks=int(question.options.get("tensor_parallel_size", 1)),
+        width=width,
+        rules=rules,
+    )
+    return images(known_model(question.subject), question.subject.config, step)
+
+
+def count_problems(question: Question, gpus: int) -> list[Problem]:
+    """Fewer GPUs than the ranks need."""
+    there = len(question.devices)
+    if there < 2 or there >= gpus:
+        return []
+    message = f"{gpus} GPUs are needed, {there} are there"
+    return [Problem(message=message, where="tensor_parallel_size")]
 
 
 def rank_of(
@@ -214,25 +224,12 @@ def notes(question: Question, compiles: bool, images: Images | None) -> list[Pro
         found.append(profiled_note())
     if compiles:
         found.append(compiling_note())
-    given = question.options.get("speculative_config")
-    method = given.get("method") if isinstance(given, Mapping) else None
-    model = question.subject.model
-    if given and method not in MODEL_FREE and not (model and own_draft(question, model)):
-        found.append(draft_note())
+    found += draft_notes(question)
     return found + [
         Problem(level="warning", message=f"{what} not counted", where=name)
         for name, what in UNCOUNTED.items()
         if question.options.get(name)
     ]
-
-
-def draft_note() -> Problem:
-    """A word about draft models that are not the model's own layers."""
-    return Problem(
-        level="warning",
-        message="the draft model of speculative decoding is not counted",
-        where="speculative_config",
-    )
 
 
 def profiled_note() -> Problem:

@@ -1,0 +1,69 @@
+"""Speculative decoding as `speculative_config` has it: the draft, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.errors import Problem
+from memfit.model.modules import Layer
+from memfit.serving.base import Question
+from memfit.serving.drafts import draft_layers
+from memfit.serving.vllm.images import NO_OBJECT, is_integer
+from memfit.serving.vllm.rules import Rules
+
+MOST_GUESSES = 1024  # that memfit reads; published commands have 1 to 15
+MODEL_FREE = ("ngram", "ngram_gpu", "suffix")  # guesses from the text itself
+
+
+def guesses_of(options: Mapping[str, Any]) -> int:
+    """Tokens that a draft guesses ahead."""
+    words = options.get("speculative_config") or {}
+    return int(words.get("num_speculative_tokens") or bool(words))
+
+
+def state_pages(options: Mapping[str, Any], rules: Rules) -> int:
+    """Pages of a state: one more for each guessed token, and where prefixes are cached
+    (kv_cache_interface.py MambaSpec, 0.16 on)."""
+    cached = bool(options.get("enable_prefix_caching")) and rules.aligned_states
+    return 1 + cached + guesses_of(options)
+
+
+def draft_problems(options: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with `speculative_config`."""
+    given, where = options.get("speculative_config") or {}, "speculative_config"
+    hint = 'like `{"method": "mtp", "num_speculative_tokens": 2}`'
+    if not isinstance(given, Mapping):
+        return [Problem(message=NO_OBJECT.format(where), where=where, hint=hint)]
+    tokens, method = given.get("num_speculative_tokens"), given.get("method")
+    found = []
+    if tokens is not None and not is_integer(tokens, 1, MOST_GUESSES):
+        what = f"must be an integer from 1 to {MOST_GUESSES}"
+        found.append(f"`num_speculative_tokens: {str(tokens)[:40]}` {what}")
+    if method is not None and not isinstance(method, str):
+        found.append(f"`method: {str(method)[:40]}` must be a name")
+    return [Problem(message=message, where=where, hint=hint) for message in found]
+
+
+def own_draft(question: Question) -> tuple[Layer, ...]:
+    """The model's own draft layers, where `speculative_config` asks for them."""
+    model = question.subject.model
+    given = question.options.get("speculative_config") or {}
+    method = given.get("method") or ""
+    if model is None or not method.endswith("mtp"):
+        return ()
+    return draft_layers(model, question.subject.config)
+
+
+def draft_notes(question: Question) -> list[Problem]:
+    """A word about draft models that are not the model's own layers."""
+    given = question.options.get("speculative_config") or {}
+    if not given or given.get("method") in MODEL_FREE or own_draft(question):
+        return []
+    return [
+        Problem(
+            level="warning",
+            message="the draft model of speculative decoding is not counted",
+            where="speculative_config",
+        )
+    ]
