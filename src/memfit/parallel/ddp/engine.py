@@ -16,6 +16,7 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.shards import REDUCE
 from memfit.lower.tensors import Storage, Tensor
 from memfit.parallel.coalesced import COALESCED, IN_FLIGHT, Item, buckets
+from memfit.parallel.flat_parameters import adapter
 from memfit.program import Program
 from memfit.tape import Part
 
@@ -60,8 +61,7 @@ class DDP(Engine):
         self.others = [item(one) for one in unfolded(self.program, held)]
         capped = self.looks
         sizes: list[int] = []
-        adapters = [one for one in body.ends.idle if one.name.endswith((".lora_A", ".lora_B"))]
-        idle = {id(one) for one in (*body.idle, *adapters)}
+        idle = {id(one) for one in (*body.idle, *filter(adapter, body.ends.idle))}
         r.mark("prepare")
         for some in self.wrapped(body):
             leaves = unfolded(
