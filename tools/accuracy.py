@@ -105,8 +105,8 @@ HELD_OUT = """\
 
 Seventeen logs of vLLM and SGLang (`truth/data/unseen.jsonl`), collected on 2026-11-24 once the
 rules stood, and judged before a rule was changed. Tokens of KV cache were then: SGLang 0.1 %
-median, 0.3 % p95, none over 5 % (7 logs); vLLM 5.4 % median, 14.6 % p95, 2 of 5 over 5 %, one of
-them by 572 % (images, and a version whose log counts blocks), 3 refused of 8. Below are today's
+median, 3.6 % p95, none over 5 % (7 logs); vLLM 5.4 % median, 572 % p95 (images, and a version whose
+log counts blocks), 2 of 5 over 5 %, 3 refused of 8. Below are today's
 figures of the same logs, which are no longer blind; two of them gave a version's boundary (0.20.1:
 tokens by concurrency; 0.22.1: a quantized output head). Only four have an
 address: those of the other logs, found in public repositories, were not recorded.

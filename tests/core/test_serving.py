@@ -28,7 +28,7 @@ from memfit.serving.vllm.setup import set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import Rank, rank_bytes
 from memfit.truth.accuracy import accuracy
-from memfit.truth.served import read_served
+from memfit.truth.served import figures_of, judge, read_served
 from memfit.truth.served_speed import judge_speed, read_speeds, summed_speeds
 from memfit.verb_engine import serve
 
@@ -523,3 +523,14 @@ def test_an_answer_takes_milliseconds() -> None:
         started = time.perf_counter()
         engine.answer(asked)
         assert time.perf_counter() - started < 0.2  # 5 ms on an idle machine; 20 is the aim
+
+
+def test_the_worst_of_a_few_logs_is_not_hidden_by_their_p95() -> None:
+    """The nearest rank, as of all other figures: of fewer than 20 the largest."""
+    judged = [judge(row) for row in read_served() if row.engine == "tensorrt-llm"]
+    few = [one for one in judged if one.error("weights_gib") is not None]
+    found = figures_of("weights_gib", few)
+    assert found is not None
+    assert found["n"] == len(few) < 20
+    assert found["p95"] == max(abs(one.error("weights_gib") or 0.0) for one in few)
+    assert figures_of("weights_gib", []) is None

@@ -23,7 +23,7 @@ from memfit.serving.base import Device, Question, Subject
 from memfit.serving.named import by_name, split_name
 from memfit.truth.llama_runs import FORK, MAIN, gather_llama, is_llama
 from memfit.truth.rows import BUNDLED, LONGEST_LINE
-from memfit.truth.statistics import middle
+from memfit.truth.statistics import middle, p95
 from memfit.units import GIB, MIB
 
 ROWS = Path(__file__).parent / "data" / "serving.jsonl.gz"
@@ -436,7 +436,7 @@ def figures_of(name: str, outcomes: Iterable[ServedOutcome]) -> dict[str, Any] |
     if not errors:
         return None
     sizes = sorted(map(abs, errors))
-    made = {"n": len(errors), "median": middle(sizes), "p95": sizes[int(0.95 * (len(sizes) - 1))]}
+    made = {"n": len(errors), "median": middle(sizes), "p95": p95(sizes)}
     if name == "kv_tokens":
         made["promised_over_5_percent"] = sum(one > PROMISED for one in errors) / len(errors)
     return made

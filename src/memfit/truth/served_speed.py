@@ -24,7 +24,7 @@ from memfit.serving.pace import Engine, Step, step_seconds
 from memfit.serving.planned import PLANNED, find_planned
 from memfit.truth.rows import BUNDLED
 from memfit.truth.served import lines, number, subject_of
-from memfit.truth.statistics import middle
+from memfit.truth.statistics import middle, p95
 
 METRIC = "throughput_only"
 ANSWER, BOTH = "tokens_per_s", "tokens_per_s_prompt_plus_generated"
@@ -159,7 +159,7 @@ def figures(rows: list[SpeedOutcome]) -> dict[str, Any]:
         "rows": len(rows),
         "answered": len(answered),
         "median": middle(sizes) if sizes else None,
-        "p95": sizes[int(0.95 * (len(sizes) - 1))] if sizes else None,
+        "p95": p95(sizes) if sizes else None,
         "pairs": len(right),
         "pairs_in_order": sum(right) / len(right) if right else None,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memfit.lazy_dataclass import dataclass
 
@@ -24,7 +24,7 @@ class Figures:
 
 
 def figures(errors: Iterable[float]) -> Figures | None:
-    """Statistics of signed errors; the p95 is the nearest rank."""
+    """Statistics of signed errors."""
     found = sorted(errors)
     if not found:
         return None
@@ -33,12 +33,18 @@ def figures(errors: Iterable[float]) -> Figures | None:
     return Figures(
         cases=len(found),
         median=middle(sizes),
-        p95=sizes[-(-95 * len(sizes) // 100) - 1],
+        p95=p95(sizes),
         worst=max(found, key=abs),
         bias=middle(found),
         under=len(under) / len(found),
         deepest=min(found[0], 0.0),
     )
+
+
+def p95(ordered: Sequence[float]) -> float:
+    """The nearest rank: 95 % of the figures or more are no larger. Of fewer than 20 it is the
+    largest."""
+    return ordered[-(-95 * len(ordered) // 100) - 1]
 
 
 def middle(ordered: list[float]) -> float:
@@ -69,4 +75,4 @@ def averaged(groups: Iterable[Iterable[Figures]]) -> Figures | None:
     )
 
 
-__all__ = ["NOTICEABLE", "Figures", "averaged", "figures", "middle"]
+__all__ = ["NOTICEABLE", "Figures", "averaged", "figures", "middle", "p95"]
