@@ -118,18 +118,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         importlib.import_module(
             "peft"
         )  # it imports bitsandbytes, if that is there, which must still see the true machine
-    job = trl.settled(job)
-    of_layout = (
-        *ranks.refusals(job, options.strategy),
-        *offload_check.engines(job, options.strategy),
-    )
-    raise_errors(
-        [*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *of_layout]
-    )
-    with quiet():
-        trl.load(job)
-        zero.load(options.strategy)
-    options = dataclasses.replace(options, strategy=resolved(options.strategy, job))
+    job, options = checked(config, job, options)
     device = device_of(options)
     if not References.known[0]:
         learn(Recorder(device))
@@ -163,40 +152,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                     model, kind, job, device.type
                 )  # of the model before its weights are packed
                 recorder.parameters = count(model.parameters(), recorder.elements), 0
-                if job.quantization != "none":
-                    prepare.quantized(model, job)
-                if packed:
-                    packed_weights.pack(model, config, trains=job.training)
-                    if packed not in ("fp8", "gptq", "awq"):
-                        recorder.assume(
-                            "stored",
-                            f"weights are counted as `{packed}` stores them, the rest as if "
-                            "transformers had kernels for them",
-                            "config.quantization_config",
-                            "serving engines use other buffers for such weights",
-                        )
-                if without := prepare.left_out(model, job):
-                    names = ", ".join(f"`{one}`" for one in without)
-                    recorder.assume(
-                        "adapters",
-                        f"`all-linear` leaves out {names}, which PEFT does not adapt in this model",
-                        "job.targets",
-                        "the real run needs `exclude_modules` in its LoraConfig",
-                    )
-            with (
-                ranks.group(options.strategy, device.type) as mesh,
-                ranks.followed(recorder, mesh),
-                zero.engaged(recorder, options.strategy),
-                activation_offload.engaged(recorder, job, followed=mesh is not None),
-                liger.applied(model, job),
-            ):
-                apart = experts.mesh_of(options.strategy, device.type)
-                recorder.imbalance, named = experts.named(options.strategy, apart)
-                recorder.groups.update(named)
-                options = dataclasses.replace(
-                    options, spread=Spread(options.strategy, mesh, job.autocast, apart)
-                )
-                (options.perform or perform)(recorder, model, job, options, plan)
+                quantize(recorder, model, config, job, packed)
+            grouped(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {
         "torch": torch.__version__,
@@ -214,6 +171,48 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     )
 
 
+def quantize(
+    recorder: Recorder, model: Any, config: Mapping[str, Any], job: Job, packed: str
+) -> None:
+    """The weights as the job or the checkpoint stores them, and what is assumed about them."""
+    if job.quantization != "none":
+        prepare.quantized(model, job)
+    if packed:
+        packed_weights.pack(model, config, trains=job.training)
+    if packed and packed not in ("fp8", "gptq", "awq"):
+        recorder.assume(
+            "stored",
+            f"weights are counted as `{packed}` stores them, the rest as if transformers had "
+            "kernels for them",
+            "config.quantization_config",
+            "serving engines use other buffers for such weights",
+        )
+    if without := prepare.left_out(model, job):
+        names = ", ".join(f"`{one}`" for one in without)
+        recorder.assume(
+            "adapters",
+            f"`all-linear` leaves out {names}, which PEFT does not adapt in this model",
+            "job.targets",
+            "the real run needs `exclude_modules` in its LoraConfig",
+        )
+
+
+def checked(config: Mapping[str, Any], job: Job, options: Options) -> tuple[Job, Options]:
+    """The job and its layout as the libraries settle them, or all that a trace does not support."""
+    job = trl.settled(job)
+    of_layout = (
+        *ranks.refusals(job, options.strategy),
+        *offload_check.engines(job, options.strategy),
+    )
+    raise_errors(
+        [*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *of_layout]
+    )
+    with quiet():
+        trl.load(job)
+        zero.load(options.strategy)
+    return job, dataclasses.replace(options, strategy=resolved(options.strategy, job))
+
+
 def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
     """One that knows the host beside the GPU, where an engine uses it."""
     if job.training and job.activation_offload != "none":
@@ -227,6 +226,24 @@ def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
     if strategy.zero is not None:
         return zero.Rank
     return sides.Offloaded if strategy.offloads else Recorder
+
+
+def grouped(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
+    """The run as one rank of its group."""
+    device = recorder.device.type
+    with (
+        ranks.group(options.strategy, device) as mesh,
+        ranks.followed(recorder, mesh),
+        zero.engaged(recorder, options.strategy),
+        activation_offload.engaged(recorder, job, followed=mesh is not None),
+        liger.applied(model, job),
+    ):
+        apart = experts.mesh_of(options.strategy, device)
+        recorder.imbalance, named = experts.named(options.strategy, apart)
+        recorder.groups.update(named)
+        spread = Spread(options.strategy, mesh, job.autocast, apart)
+        options = dataclasses.replace(options, spread=spread)
+        (options.perform or perform)(recorder, model, job, options, plan)
 
 
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
