@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Question
-from memfit.serving.stored import read_scheme
+from memfit.serving.sglang.setup import set_up as set_up_sglang
+from memfit.serving.stored import read_scheme, scheme_of
 from memfit.serving.subject import subject_from
 from memfit.serving.vllm.setup import Setup, set_up
 from memfit.serving.vllm.specs import layer_specs
@@ -110,6 +112,30 @@ def test_modelopts_mix_is_read_by_name() -> None:
     layers = config["quantization_config"]["quantized_layers"]
     layers["model.layers.1.mlp.experts"] = {"quant_algo": "FP8"}  # type: ignore[index]
     assert read_scheme(config) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [1],
+        {"quant_method": "modelopt", "quantization": 3},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"x": 3}},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": [1]},
+        {"quant_method": "gptq", "bits": "x"},
+    ],
+)
+def test_quantization_of_another_form_is_refused(settings: object) -> None:
+    found: list[Problem] = []
+    scheme_of({"quantization_config": settings}, found)
+    assert [one.where for one in found] == ["config.quantization_config"]
+
+
+def test_sglang_refuses_a_vision_tower_without_numbers() -> None:
+    subject = subject_from(from_catalog("Qwen/Qwen3.6-27B"))
+    config = {**subject.config, "vision_config": {"hidden_size": "x"}}
+    question = Question(subject=replace(subject, config=config))
+    with pytest.raises(InputError, match="`hidden_size: x` must be an integer of at least 1"):
+        set_up_sglang(question)
 
 
 def test_a_checkpoint_may_say_how_the_cache_is_kept() -> None:

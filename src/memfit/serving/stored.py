@@ -200,16 +200,20 @@ def tensors(
 
 def read_scheme(config: Any, name: str = "") -> Scheme | None:
     """The scheme of a config.json's `quantization_config`; None for a method that memfit does not
-    know."""
+    know, and for settings of another form."""
     settings = config.get("quantization_config") or {}
-    method = str(settings.get("quant_method") or "").lower()
     if not settings:
         return PLAIN
+    if not isinstance(settings, Mapping):
+        return None
+    method = str(settings.get("quant_method") or "").lower()
     reader = READERS.get(method) or (READERS["modelopt"] if "producer" in settings else None)
-    found = None if reader is None else reader(settings)
-    return (
-        None if found is None else replace(found, name=method, skip=found.skip + skipped(settings))
-    )
+    try:
+        found = None if reader is None else reader(settings)
+        skip = () if found is None else found.skip + skipped(settings)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return None if found is None else replace(found, name=method, skip=skip)
 
 
 # What engines can quantize 16-bit weights to while they load them.
@@ -230,10 +234,13 @@ def scheme_of(
     """How the weights are stored once they are loaded; `method` quantizes plain ones meanwhile."""
     found = read_scheme(config)
     if found is None:
-        unknown = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
+        settings = config["quantization_config"]
+        method = settings.get("quant_method") if isinstance(settings, Mapping) else settings
         problems.append(
             Problem(
-                message=f"unknown quantization method `{unknown}`",
+                message=f"these settings of `{str(method)[:40]}` are not supported yet"
+                if str(method).lower() in READERS
+                else f"unknown quantization method `{str(method)[:40]}`",
                 where="config.quantization_config",
             )
         )

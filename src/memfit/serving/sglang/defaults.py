@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.vllm.rules import parse
 
@@ -148,10 +149,25 @@ def tenth(vision: Mapping[str, Any]) -> float:
     return 0.9
 
 
+# as adjust_mem_fraction_for_vlm reads them, where the config has none
+BY_SIZE = (("num_hidden_layers", 24), ("hidden_size", 1024))
+
+
+def natural(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A positive integer of a config."""
+    value = default if config.get(key) is None else config[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError.one(
+            f"`{key}: {str(value)[:40]}` must be an integer of at least 1",
+            where="config.vision_config",
+        )
+    return value
+
+
 def by_size(vision: Mapping[str, Any]) -> float:
     """What a vision tower takes of the fraction (adjust_mem_fraction_for_vlm, 0.5.2)."""
-    layers, width = vision.get("num_hidden_layers", 24), vision.get("hidden_size", 1024)
-    ratio = int(layers) * int(width) ** 2 / (24 * 1024**2)
+    layers, width = (natural(vision, *one) for one in BY_SIZE)
+    ratio = layers * width**2 / (24 * 1024**2)
     return float(0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0))))
 
 
