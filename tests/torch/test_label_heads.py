@@ -134,3 +134,13 @@ def test_peft_fails_where_the_formula_says_so() -> None:
         trace_config(config, job)
     with pytest.raises(InputError, match="when `all-linear` adds an adapter"):
         estimate(build(config), job)
+
+
+@pytest.mark.parametrize("name", ["LlamaForMultipleChoice", "LlamaForRewardModel"])
+def test_the_trace_runs_no_other_class_than_the_one_that_a_config_names(name: str) -> None:
+    config = {**find("llama").examples[0], "architectures": [name]}
+    with pytest.raises(InputError, match=f"no trace of the class `{name}`") as bad:
+        trace_config(config, Job(seq=32))
+    assert "`--head`: `causal-lm`, `classification`" in bad.value.problems[0].hint
+    own = transformers.AutoConfig.for_model(**config)
+    assert classes.chosen(own, "causal-lm")[0] == "causal-lm"
