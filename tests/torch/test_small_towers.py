@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from memfit.errors import InputError
+from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build, find
@@ -68,3 +70,13 @@ def test_layers_that_text_passes_by_stand_idle(case: dict[str, Any]) -> None:
     ours = memory(lower(build(config), job, strategy))
     theirs = memory(trace_config(config, job, strategy=strategy))
     assert ours.allocated == pytest.approx(theirs.allocated, rel=5e-4)
+
+
+def test_peft_stops_at_modules_of_a_tower_that_only_hold_a_linear_layer() -> None:
+    config = {**find("gemma4").examples[0], "dtype": "bfloat16"}
+    job = Job(seq=32, method="lora", targets="q_proj,v_proj")
+    with pytest.raises(InputError, match=r"ClippableLinear.* is not supported"):
+        trace_config(config, job)
+    with pytest.raises(InputError, match=r"PEFT cannot adapt `model.vision_tower.*\.q_proj`"):
+        estimate(build(config), job)
+    estimate(build(config), job.replace(targets="all-linear"))

@@ -130,7 +130,7 @@ def adapted(model: Any, job: Job, device: str) -> Any:
             )
     except ValueError as bad:
         raise InputError.one(
-            str(bad).splitlines()[0][:300].rstrip("."), where="job.targets"
+            " ".join(str(bad).split())[:300].rstrip("."), where="job.targets"
         ) from None
 
 

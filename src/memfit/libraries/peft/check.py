@@ -95,6 +95,7 @@ def check(program: Program) -> Iterator[Problem]:
     yield from half_fused(program)
     yield from packed_and_saved(program)
     yield from adapted_and_saved(program)
+    yield from blocks_of_towers(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
     linears |= {
         linear.name
@@ -233,6 +234,21 @@ def adapted_and_saved(program: Program) -> Iterator[Problem]:
                 message = f"PEFT cannot both train `{linear.name}` whole and add an adapter to it"
                 hint = "choose `targets` without it, for example those of attention"
                 yield Problem(message=message, where="job.targets", hint=hint)
+
+
+def blocks_of_towers(program: Program) -> Iterator[Problem]:
+    """A target is every module whose path ends with its name, also in a tower, and PEFT stops at
+    one that only holds a linear layer (peft 0.21 tuners/lora/model.py _create_new_module)."""
+    if program.job.targets == "all-linear":
+        return
+    paths = (weight.name.rpartition(".")[0] for weight in program.model.towers)
+    blocks = dict.fromkeys(path.rpartition(".")[0] for path in paths)
+    for target in sorted(names(program.job.targets)):
+        block = next((one for one in blocks if f".{one}".endswith(f".{target}")), "")
+        if block:
+            message = f"PEFT cannot adapt `{block}`, whose path ends with `{target[:60]}`"
+            hint = "use `--targets all-linear`: this module only holds a linear layer"
+            yield Problem(message=message, where="job.targets", hint=hint)
 
 
 def converts(job: Job) -> bool:
