@@ -400,6 +400,8 @@ class Commands(click.Group):
             from memfit.registry import nearest
 
             close = nearest(args[0], VERBS)
+            if not close and (unknown := unknown_gpu(args[0])):
+                raise InputError(unknown)
             message = f"unknown command `{args[0][:60]}`"
             hint = offer(close) or "see `memfit --help`"
             fix = (args[0], close[0]) if close else None
@@ -409,6 +411,14 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         verb = VERBS.get(cmd_name)
         return None if verb is None else BUILD.get(cmd_name, listing)(verb)
+
+
+def unknown_gpu(word: str) -> Problem | None:
+    """What to say of a word that is almost the name of a GPU."""
+    from memfit.hardware.gpu import gpu_problem
+
+    found = gpu_problem(word)
+    return found if found and found.fix else None
 
 
 def sentence(verb: Verb) -> str:

@@ -487,6 +487,8 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["estimate", "a", "--gpu"], ["'--gpu' requires an argument"]),
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),
         (["estmate", "a"], ["unknown command `estmate`", "try: memfit estimate a"]),
+        (["rtx-5900"], ["unknown GPU `rtx-5900`", "try: memfit rtx-"]),
+        (["xyzzy"], ["unknown command `xyzzy`", "see `memfit --help`"]),
         (["study"], ["no model is given"]),
         (
             ["study", "gpt2", "--gpus", "t4", "--layouts", "DDP"],

@@ -220,7 +220,7 @@ def test_transformers_own_plan_as_the_trace_has_it(
             {"size": 2, "style": "transformers", "sequence": True},
             "tensor parallelism with `sequence` or `parallel_loss`,",
         ),
-        ({"method": "lora"}, {"size": 2}, "stops at adapters of layers split by rows"),
+        ({"method": "lora"}, {"size": 2}, "adapters on layers that are split by rows"),
         (
             {"method": "lora", "targets": "q_proj"},
             {"size": 2, "style": "dtensor"},

@@ -148,7 +148,7 @@ def test_with_fsdp_every_shard_is_split_again() -> None:
         (
             "tp=2",
             {"method": "lora"},
-            "stops at adapters of layers split by rows: `down_proj`, `o_proj`",
+            "adapters on layers that are split by rows: `down_proj`, `o_proj`",
         ),
         (
             "tp=2,style=dtensor",

@@ -419,8 +419,8 @@ def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
         yield Problem(message=message, where="use tp", hint="remove the settings of `tp`")
     if job.version("transformers") >= UNEVEN and targets & ROWS:
         message = (
-            "transformers from 5.21 on takes an adapter's own width for the whole of "
-            "what is split, and stops at adapters of layers split by rows: "
+            "transformers 5.21 and newer fails in the first forward with adapters on layers "
+            "that are split by rows: "
         ) + ", ".join(f"`{one}`" for one in sorted(targets & ROWS))
         columns = ",".join(sorted(targets & COLUMNS)) or "q_proj,v_proj"
         yield Problem(
