@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
-from memfit.trace import failures, synthetic_data, synthetic_downloads, synthetic_tokenizers
+from memfit.trace import failures, lines, synthetic_data, synthetic_downloads, synthetic_tokenizers
 from memfit.trace.cuda import Device
 from memfit.trace.failures import explain
 from memfit.trace.refuse import Watcher
@@ -226,6 +226,21 @@ def test_only_what_nobody_answers_has_a_stand_in() -> None:
     with pytest.raises(ValueError, match="Unknown encoding nosuch"):
         patched("nosuch")
     assert not watcher.notes
+
+
+def test_data_of_nltk_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> Any:
+        raise LookupError(name)
+
+    watcher = Watcher(Device())
+    module: Any = types.SimpleNamespace(find=find)
+    [(_, _, patched)] = synthetic_downloads.changes(watcher)["nltk.data"](module)
+    monkeypatch.setattr(lines, "is_users", lambda name: name == __file__)
+    assert patched("tokenizers/punkt") == "tokenizers/punkt"
+    assert [*watcher.notes] == ["nltk tokenizers/punkt"]
+    monkeypatch.setattr(lines, "is_users", lambda name: False)
+    with pytest.raises(LookupError):
+        patched("tokenizers/punkt")
 
 
 def test_a_tokenizer_of_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,43 @@ def is_text(url: str) -> bool:
     return parts.path.lower().endswith(TEXTS) and not (parts.hostname or "").endswith(failures.HUBS)
 
 
+def splitters(recorder: Watcher, module: ModuleType) -> list[Patch]:
+    """nltk's splitters, without the data that they download."""
+
+    def splitting(name: str, pattern: str) -> Patch:
+        true = getattr(module, name)
+
+        def tokenize(text: str, *args: Any, **given: Any) -> list[str]:
+            try:
+                found: list[str] = true(text, *args, **given)
+            except LookupError:
+                recorder.note("nltk", "nltk's data is not there: texts are split at spaces")
+                found = [one for one in re.split(pattern, text) if one]
+            return found
+
+        return (module, name, tokenize)
+
+    return [splitting("sent_tokenize", r"(?<=[.!?])\s+"), splitting("word_tokenize", r"\s+")]
+
+
+def packages(recorder: Watcher, module: ModuleType) -> list[Patch]:
+    """nltk's `find`, by which a script asks whether data is there, to download it."""
+    true = module.find
+
+    def find(name: str, *args: Any, **given: Any) -> Any:
+        try:
+            return true(name, *args, **given)
+        except LookupError:
+            if not asked_columns.by_user():
+                raise
+            recorder.note(
+                f"nltk {name}", f"nltk's `{name}` is not there: the script is told that it is"
+            )
+            return name
+
+    return [(module, "find", find)]
+
+
 def changes(recorder: Watcher) -> dict[str, Change]:
     def note(url: str) -> None:
         name = urlsplit(url).path.rpartition("/")[2]
@@ -74,42 +111,11 @@ def changes(recorder: Watcher) -> dict[str, Change]:
 
         return [(module, "urlopen", urlopen)]
 
-    def language(module: ModuleType) -> list[Patch]:
-        """nltk's splitters, without the data that they download."""
-
-        def splitting(name: str, pattern: str) -> Patch:
-            true = getattr(module, name)
-
-            def tokenize(text: str, *args: Any, **given: Any) -> list[str]:
-                try:
-                    found: list[str] = true(text, *args, **given)
-                except LookupError:
-                    recorder.note("nltk", "nltk's data is not there: texts are split at spaces")
-                    found = [one for one in re.split(pattern, text) if one]
-                return found
-
-            return (module, name, tokenize)
-
-        return [splitting("sent_tokenize", r"(?<=[.!?])\s+"), splitting("word_tokenize", r"\s+")]
-
-    def packages(module: ModuleType) -> list[Patch]:
-        true = module.find
-
-        def find(name: str, *args: Any, **given: Any) -> Any:
-            try:
-                return true(name, *args, **given)
-            except LookupError:
-                if not asked_columns.by_user():
-                    raise
-                return name  # a script asks whether it is there, to download it
-
-        return [(module, "find", find)]
-
     return {
         "requests.sessions": requests,
         "urllib.request": urllib,
-        "nltk.tokenize": language,
-        "nltk.data": packages,
+        "nltk.tokenize": lambda module: splitters(recorder, module),
+        "nltk.data": lambda module: packages(recorder, module),
     }
 
 
