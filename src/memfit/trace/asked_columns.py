@@ -163,89 +163,104 @@ def mapping(true: Any, columns: Columns) -> Any:
     return over
 
 
+def questions(columns: Columns, module: ModuleType) -> list[Patch]:
+    """What a data set answers: its columns, their features, one row or several."""
+    kind = module.Dataset
+    Names, Row, Features = kinds(columns, module.Features)
+    names, features, item = kind.column_names.fget, kind.features.fget, kind.__getitem__
+
+    def column_names(self: Any) -> Any:
+        return Names(self) if marked(self) and by_user() else names(self)
+
+    def known(self: Any) -> Any:
+        found = features(self)
+        if marked(self) and by_user():
+            found = Features(found)
+            found.data = self
+            found.update(dict.fromkeys(filter(is_audio, found), samples()))
+        return found
+
+    def __getitem__(self: Any, key: Any) -> Any:
+        if not marked(self):
+            return item(self, key)
+        if isinstance(key, str):
+            columns.grow(self, key)
+        found = item(self, key)
+        if type(found) is dict and by_user():
+            several = None if isinstance(key, int) else len(next(iter(found.values()), ()))
+            found = Row(found)
+            found.count = several
+        return found
+
+    return [
+        (kind, "column_names", property(column_names)),
+        (kind, "features", property(known)),
+        (kind, "__getitem__", __getitem__),
+    ]
+
+
+def methods(columns: Columns, module: ModuleType) -> list[Patch]:
+    """Methods that name columns."""
+    kind = module.Dataset
+    cast = asking(kind.cast_column, columns)
+
+    def cast_column(self: Any, column: str, feature: Any, *args: Any, **given: Any) -> Any:
+        """Recordings are samples already: nothing decodes them."""
+        if type(feature).__name__ != "Audio" or not marked(self):
+            return cast(self, column, feature, *args, **given)
+        columns.grow(self, column)
+        return self
+
+    wrapped = [
+        (kind, one, asking(getattr(kind, one), columns))
+        for one in ("rename_column", "rename_columns", "select_columns", "class_encode_column")
+    ]
+    return [
+        *wrapped,
+        *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
+        (kind, "remove_columns", removing(kind.remove_columns)),
+        (kind, "cast_column", cast_column),
+    ]
+
+
+def rows(columns: Columns, module: ModuleType) -> list[Patch]:
+    """The rows that a function under `map` is handed."""
+    true = module.LazyDict.__getitem__
+
+    def __getitem__(self: Any, key: Any) -> Any:
+        if not columns.mapping or key in self.data or not by_user():
+            found = true(self, key)
+            return arrays(found) if columns.mapping and is_audio(str(key)) else found
+        known = vars(self).setdefault("asked", {})  # apart, for it is no result
+        if key not in known:
+            batch = type(self).__name__ == "LazyBatch"
+            known[key] = columns.values(key, self.pa_table.num_rows if batch else None)
+        return known[key]
+
+    return [(module.LazyDict, "__getitem__", __getitem__)]
+
+
+def splits(module: ModuleType) -> list[Patch]:
+    true = module.DatasetDict.__getitem__
+
+    def __getitem__(self: Any, name: Any) -> Any:
+        first = next(iter(self.values()), None)
+        if name not in self and first is not None and marked(first) and by_user():
+            self[name] = first.select(range(min(len(first), SPLIT)))
+        return true(self, name)
+
+    return [(module.DatasetDict, "__getitem__", __getitem__)]
+
+
 def changes(source: Any) -> dict[str, Change]:
     columns = Columns(source)
-
-    def data_sets(module: ModuleType) -> list[Patch]:
-        kind = module.Dataset
-        Names, Row, Features = kinds(columns, module.Features)
-        names, features, item = kind.column_names.fget, kind.features.fget, kind.__getitem__
-        cast = asking(kind.cast_column, columns)
-
-        def column_names(self: Any) -> Any:
-            return Names(self) if marked(self) and by_user() else names(self)
-
-        def known(self: Any) -> Any:
-            found = features(self)
-            if marked(self) and by_user():
-                found = Features(found)
-                found.data = self
-                found.update(dict.fromkeys(filter(is_audio, found), samples()))
-            return found
-
-        def __getitem__(self: Any, key: Any) -> Any:
-            if not marked(self):
-                return item(self, key)
-            if isinstance(key, str):
-                columns.grow(self, key)
-            found = item(self, key)
-            if type(found) is dict and by_user():
-                several = None if isinstance(key, int) else len(next(iter(found.values()), ()))
-                found = Row(found)
-                found.count = several
-            return found
-
-        def cast_column(self: Any, column: str, feature: Any, *args: Any, **given: Any) -> Any:
-            """Recordings are samples already: nothing decodes them."""
-            if type(feature).__name__ != "Audio" or not marked(self):
-                return cast(self, column, feature, *args, **given)
-            columns.grow(self, column)
-            return self
-
-        wrapped = [
-            (kind, one, asking(getattr(kind, one), columns))
-            for one in ("rename_column", "rename_columns", "select_columns", "class_encode_column")
-        ]
-        return [
-            *wrapped,
-            *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
-            (kind, "remove_columns", removing(kind.remove_columns)),
-            (kind, "cast_column", cast_column),
-            (kind, "column_names", property(column_names)),
-            (kind, "features", property(known)),
-            (kind, "__getitem__", __getitem__),
-        ]
-
-    def rows(module: ModuleType) -> list[Patch]:
-        true = module.LazyDict.__getitem__
-
-        def __getitem__(self: Any, key: Any) -> Any:
-            if not columns.mapping or key in self.data or not by_user():
-                found = true(self, key)
-                return arrays(found) if columns.mapping and is_audio(str(key)) else found
-            known = vars(self).setdefault("asked", {})  # apart, for it is no result
-            if key not in known:
-                batch = type(self).__name__ == "LazyBatch"
-                known[key] = columns.values(key, self.pa_table.num_rows if batch else None)
-            return known[key]
-
-        return [(module.LazyDict, "__getitem__", __getitem__)]
-
-    def splits(module: ModuleType) -> list[Patch]:
-        true = module.DatasetDict.__getitem__
-
-        def __getitem__(self: Any, name: Any) -> Any:
-            first = next(iter(self.values()), None)
-            if name not in self and first is not None and marked(first) and by_user():
-                self[name] = first.select(range(min(len(first), SPLIT)))
-            return true(self, name)
-
-        return [(module.DatasetDict, "__getitem__", __getitem__)]
-
     return {
-        "datasets.arrow_dataset": data_sets,
+        "datasets.arrow_dataset": lambda module: [
+            *methods(columns, module),
+            *questions(columns, module),
+        ],
         "datasets.dataset_dict": splits,
-        "datasets.formatting.formatting": rows,
+        "datasets.formatting.formatting": lambda module: rows(columns, module),
     }
 
 
