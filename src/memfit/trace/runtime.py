@@ -342,10 +342,22 @@ def accelerator(live: Live) -> list[tuple[Any, str, Any]]:
 
 
 def tensor_methods() -> list[tuple[Any, str, Any]]:
-    """Ways from a tensor to its values, and to page-locked memory."""
-    base = torch._C.TensorBase
-    true = {name: getattr(base, name) for name in ("cpu", "numpy", "tolist")}
-    true_format, true_parse = torch.Tensor.__format__, torch._C._nn._parse_to
+    """Ways from a tensor to its values, to other devices, and to page-locked memory."""
+    return [
+        *moves(),
+        *readings(),
+        (
+            torch.Tensor,
+            "get_device",
+            lambda self: -1 if self.device.type == "cpu" else self.device.index or 0,
+        ),
+        (torch.Tensor, "pin_memory", lambda self, *_: self),
+        (torch.Tensor, "is_pinned", lambda self, *_: False),
+    ]
+
+
+def moves() -> list[tuple[Any, str, Any]]:
+    true_parse = torch._C._nn._parse_to
     true_copy, true_to = torch.Tensor.__deepcopy__, torch.Tensor.to
 
     def to(self: torch.Tensor, *args: Any, **given: Any) -> torch.Tensor:
@@ -358,21 +370,6 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
 
     def cpu(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return self.to("cpu")
-
-    def numpy(self: torch.Tensor, **given: Any) -> Any:
-        if self.is_cuda:
-            raise TypeError(
-                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to "
-                "copy the tensor to host memory first."
-            )
-        if self.is_meta:  # on the CPU, where its values are not known
-            with torch._C._DisableTorchDispatch():
-                return true["numpy"](torch.zeros(self.shape, dtype=self.dtype))
-        return true["numpy"](self, **given)
-
-    def tolist(self: torch.Tensor) -> Any:
-        found = self.detach().to("cpu") if self.is_cuda else self.detach()
-        return numpy(found).tolist() if found.is_meta else true["tolist"](found)
 
     def copied(self: torch.Tensor, memo: Any) -> torch.Tensor:
         """By an operator: a storage of its own has no values to copy."""
@@ -389,18 +386,6 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         found: torch.Tensor = memo[id(self)]
         return found
 
-    def formatted(self: torch.Tensor, spec: str) -> str:
-        return (
-            format(self.item(), spec)
-            if self.dim() == 0 and self.is_cuda
-            else true_format(self, spec)
-        )
-
-    def shown(self: torch.Tensor, **given: Any) -> str:
-        return TRUE_REPR(
-            self.detach().to("cpu") if self.is_cuda and self.numel() <= 1000 else self, **given
-        )
-
     def parsed(*args: Any, **given: Any) -> Any:
         """`nn.Module.to(0)`: an index means the GPU."""
         if args and isinstance(args[0], int) and not isinstance(args[0], bool):
@@ -413,19 +398,47 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
     return [
         (torch.Tensor, "to", to),
         (torch.Tensor, "cpu", cpu),
-        (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__deepcopy__", copied),
+        (torch._C._nn, "_parse_to", parsed),
+    ]
+
+
+def readings() -> list[tuple[Any, str, Any]]:
+    base, true_format = torch._C.TensorBase, torch.Tensor.__format__
+    true = {name: getattr(base, name) for name in ("numpy", "tolist")}
+
+    def numpy(self: torch.Tensor, **given: Any) -> Any:
+        if self.is_cuda:
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to "
+                "copy the tensor to host memory first."
+            )
+        if self.is_meta:  # on the CPU, where its values are not known
+            with torch._C._DisableTorchDispatch():
+                return true["numpy"](torch.zeros(self.shape, dtype=self.dtype))
+        return true["numpy"](self, **given)
+
+    def tolist(self: torch.Tensor) -> Any:
+        found = self.detach().to("cpu") if self.is_cuda else self.detach()
+        return numpy(found).tolist() if found.is_meta else true["tolist"](found)
+
+    def formatted(self: torch.Tensor, spec: str) -> str:
+        return (
+            format(self.item(), spec)
+            if self.dim() == 0 and self.is_cuda
+            else true_format(self, spec)
+        )
+
+    def shown(self: torch.Tensor, **given: Any) -> str:
+        return TRUE_REPR(
+            self.detach().to("cpu") if self.is_cuda and self.numel() <= 1000 else self, **given
+        )
+
+    return [
+        (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "tolist", tolist),
         (torch.Tensor, "__format__", formatted),
-        (
-            torch.Tensor,
-            "get_device",
-            lambda self: -1 if self.device.type == "cpu" else self.device.index or 0,
-        ),
-        (torch.Tensor, "pin_memory", lambda self, *_: self),
-        (torch.Tensor, "is_pinned", lambda self, *_: False),
         (torch.Tensor, "__repr__", shown),
-        (torch._C._nn, "_parse_to", parsed),
     ]
 
 
