@@ -22,8 +22,8 @@ LABELLED = (SEQUENCE, TOKENS)
 class LabelRow:
     """The head of one class: `base` is what the class calls the model where the name is another
     one than in the language model; `rates` are the fields that give the rate of the dropout before
-    the head, the first that is given, and `rate` is the class's default. `ends`: the head has so
-    many outputs, whatever the number of labels."""
+    the head, the first that is given, and `rate` is the class's default. `ends` is the number of
+    outputs of a class that has the same for any number of labels."""
 
     head: str
     module: str = "score"

@@ -44,7 +44,7 @@ def alike_in_number(
 
 
 def stand_ins(prefix: str, own: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
-    """For each layer of the kinds `kinds`, the first one of its kind among `own`."""
+    """The layer in `own` that stands for each layer in `kinds`: the first one of the same kind."""
     if unknown := sorted(set(own) ^ set(kinds)):
         raise Refused(f"not every example has layers of kind `{unknown[0]}`")
     return {
@@ -245,7 +245,7 @@ def argument(title: str) -> str:
 
 
 def of_cache(name: str) -> str:
-    """`past.keys` of `past.3.keys`: what a layer's graph calls a tensor of its own cache."""
+    """The name of a cached tensor in its layer's graph: `past.keys` for `past.3.keys`."""
     return PAST + name.removeprefix(PAST).partition(".")[2]
 
 

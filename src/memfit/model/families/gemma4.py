@@ -1,7 +1,7 @@
 """Gemma 4 with its towers: layers that see a window, and layers that see all with heads of another
 size. In 31B, and 26B with experts, these have keys that are their values, too. In E2B and E4B every
-layer has an input of its own beside the one that layers hand on, and the last layers read the keys
-and values of earlier ones."""
+layer also reads an embedding of its own, and the last layers reuse keys and values of earlier
+ones."""
 
 from __future__ import annotations
 
