@@ -657,7 +657,7 @@ def cache_problems(job: Job) -> Iterator[Problem]:
     room, needed = job.cache_tokens, job.seq + job.new_tokens - 1
     if 0 < room < needed:
         yield Problem(
-            message=f"a KV cache of {room} tokens is too small for {needed}",
+            message=f"a KV cache of {room} tokens is too small: this request needs {needed}",
             where="job.cache_tokens",
             hint=f"use at least {needed}, or 0",
         )

@@ -276,7 +276,7 @@ def test_a_way_that_may_fit_is_called_tight() -> None:
     none = default("s", [place], "lora")
     assert report.best_words(none, place).startswith("is tight with DDP, no checkpointing")
     large = panel(cell("DDP", 2, 1.0, "no"))
-    assert "does not fit: the smallest way" in report.best_words(none, large)
+    assert "does not fit: the smallest configuration" in report.best_words(none, large)
 
 
 def test_all_problems_at_once() -> None:

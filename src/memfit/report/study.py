@@ -97,7 +97,7 @@ def best_words(one: Default, panel: Panel) -> str:
         least = min(some, key=lambda each: (each.verdict != "tight", each.device))
         if least.verdict == "tight":
             return f"is tight {words(least.way)}: {gib(least.device)} of {room} GiB"
-        return f"does not fit: the smallest way needs {gib(least.device)} GiB of {room}"
+        return f"does not fit: the smallest configuration needs {gib(least.device)} GiB of {room}"
     took = "" if cell.seconds is None else f", {cell.seconds:.3g} s per step"
     return f"fits {words(cell.way)}: {gib(cell.device)} of {room} GiB{took}"
 
