@@ -114,6 +114,21 @@ def test_modelopts_mix_is_read_by_name() -> None:
     assert read_scheme(config) is None
 
 
+def test_prefixes_of_mamba_keep_the_state_of_each_block() -> None:
+    """`mamba_cache_mode` is "all" where vLLM's class supports it: a page for each block."""
+
+    name, few = "nvidia/Nemotron-H-8B-Base-8K", {"max_model_len": 8192}
+
+    def pages(version: str, **options: Any) -> tuple[int, int]:
+        found = layer_specs(settings(name, version, **few, **options))
+        blocks = -(-8192 // next(one.block for one in found if one.kind != "state"))
+        return next(one for one in found if one.kind == "state").pages(8192, 2048), blocks
+
+    assert pages("0.22.1")[0] == pages("0.13.0", enable_prefix_caching=True)[0] == 1
+    kept, blocks = pages("0.22.1", enable_prefix_caching=True)
+    assert kept == blocks > 2
+
+
 @pytest.mark.parametrize(
     "settings",
     [

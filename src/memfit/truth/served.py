@@ -243,7 +243,7 @@ def version_of(text: str, engine: str) -> str:
     return "" if text.startswith("0.1.dev") else text
 
 
-# The last release whose log has the tokens of blocks (rules.py: from 0.20 on it has concurrency ×
+# A release whose log has the tokens of blocks (rules.py: from 0.20.1 on it has concurrency ×
 # length), for rows without a version whose log prints tokens of blocks.
 OF_BLOCKS = "0.19.0"
 

@@ -26,11 +26,12 @@ class Spec:
     heads: int = 0
     head: int = 0
     states: int = 1  # pages of a request's state
+    each: int = 0  # tokens of a block whose state a cached prefix keeps, too
 
     def pages(self, length: int, batched: int) -> int:
         """The most pages that one request of `length` tokens uses."""
         if self.kind == "state":
-            return self.states
+            return self.states + (-(-length // self.each) if self.each else 0)
         if self.kind == "sliding":
             # the window less one, the tokens of one step, and a page for a window that starts
             # within a block

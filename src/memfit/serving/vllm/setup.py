@@ -17,6 +17,7 @@ from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.vllm.speculation import (
     draft_notes,
     draft_problems,
+    every_state,
     guesses_of,
     own_draft,
     state_pages,
@@ -70,6 +71,7 @@ class Setup:
     draft: tuple[Layer, ...] = ()  # layers that guess tokens ahead
     guesses: int = 0  # tokens ahead
     state_pages: int = 1  # of a request's state in each layer
+    every_state: bool = False  # a cached prefix keeps the state of each block
     command: str = ""
     problems: tuple[Problem, ...] = ()
 
@@ -123,7 +125,8 @@ def set_up(question: Question) -> Setup:
         images=seen or Images(),
         draft=own_draft(question),
         guesses=guesses_of(options),
-        state_pages=state_pages(options, rules),
+        state_pages=state_pages(question, rules),
+        every_state=every_state(question, rules),
         problems=tuple(problems),
     )
 

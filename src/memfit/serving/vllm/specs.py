@@ -79,8 +79,9 @@ def aligned(specs: list[Spec], setup: Setup) -> list[Spec]:
     step = ALIGNED
     block = max(setup.block, step * -(-state // (step * token)))
     page = block * token
+    each = block if setup.every_state else 0
     return [
-        replace(one, page=page, block=setup.length)
+        replace(one, page=page, block=setup.length, each=each)
         if one.kind == "state"
         else replace(one, page=block * (one.page // one.block), block=block)
         for one in specs

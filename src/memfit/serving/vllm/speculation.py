@@ -22,11 +22,35 @@ def guesses_of(options: Mapping[str, Any]) -> int:
     return int(words.get("num_speculative_tokens") or bool(words))
 
 
-def state_pages(options: Mapping[str, Any], rules: Rules) -> int:
-    """Pages of a state: one more for each guessed token, and where prefixes are cached
-    (kv_cache_interface.py MambaSpec, 0.16 on)."""
-    cached = bool(options.get("enable_prefix_caching")) and rules.aligned_states
-    return 1 + cached + guesses_of(options)
+# Whose cached prefixes keep the state of each block (SupportsMambaPrefixCaching in model_executor/
+# models, 0.16.0 to 0.24.0; models/config.py MambaModelConfig), by `model_type`.
+EVERY_STATE = (
+    "mamba",
+    "bamba",
+    "falcon_mamba",
+    "mamba2",
+    "jamba",
+    "granitemoehybrid",
+    "nemotron_h",
+)
+
+
+def cached_states(question: Question, rules: Rules) -> bool:
+    """Whether a cached prefix keeps states."""
+    return bool(question.options.get("enable_prefix_caching")) and rules.aligned_states
+
+
+def every_state(question: Question, rules: Rules) -> bool:
+    """Whether a cached prefix keeps the state of each block, not of the last one alone."""
+    kind = question.subject.config.get("model_type")
+    return cached_states(question, rules) and kind in EVERY_STATE
+
+
+def state_pages(question: Question, rules: Rules) -> int:
+    """Pages of a state beside those of each block: one, one more for each guessed token, and where
+    prefixes are cached (kv_cache_interface.py MambaSpec, 0.16 on)."""
+    last = 0 if every_state(question, rules) else 1 + cached_states(question, rules)
+    return last + guesses_of(question.options)
 
 
 def draft_problems(options: Mapping[str, Any]) -> list[Problem]:
