@@ -170,3 +170,10 @@ def test_a_bar_tells_how_much_is_done_and_what_is_left(capsys: pytest.CaptureFix
     life.last = 0.0
     life.progress(0.1, "planning")
     assert " 10% planning" in capsys.readouterr().err
+
+
+def test_a_failure_in_the_preparation_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.2-1b", "--gpus", "2xrtx-4090", "--memory", "8GiB", "--use", "ddp")
+    assert main(["estimate", *words, "--method", "full", "--offline"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "runs out of memory while the model is prepared (bucket): requests" in out

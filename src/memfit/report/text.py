@@ -402,7 +402,8 @@ def place(at: Moment, estimate: Estimate) -> str:
     name = f"in {phase(at.phase)}"
     if stretch is not None and stretch.moment != stretch.phase:
         name = f"in the {moment_words(stretch)}"
-    name = "while the model loads" if name == "in load" else name
+    if at.phase in ("load", "prepare"):
+        name = f"while the model {'loads' if at.phase == 'load' else 'is prepared'}"
     where = f", {at.where}" if at.where else ""
     like = f", one of {at.like} alike" if at.like > 1 else ""
     return name + where + like + (f" ({at.op})" if at.op else "")
