@@ -235,6 +235,24 @@ with torch.no_grad():
     model(torch.randn(8, 32, 64, device="cuda"))
 assert len(seen) == 1
 """
+GATHERS = """
+import torch
+
+class Gathering(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 64)
+        self.found = []
+
+    def forward(self, given):
+        self.found.append(super().forward(given))
+        return self.found[-1]
+
+model = Gathering().cuda()
+with torch.no_grad():
+    for _ in range(9):
+        model(torch.randn(8, 64, device="cuda"))
+assert len(model.found) == 9, len(model.found)
+"""
 COUNTS = """
 import torch
 model = torch.nn.BatchNorm1d(64).cuda()
@@ -347,8 +365,9 @@ def test_a_pass_is_run_again_where_more_is_alive(tmp_path: Path) -> None:
     alone, preceded = found
     assert preceded.memory.allocated == alone.memory.allocated > 58_000_000
     assert any("passes without gradients" in one.message for one in preceded.problems)
-    script.write_text(COUNTS)
-    trace(script, steps=0)  # what is counted in a buffer is not skipped
+    for text in (COUNTS, GATHERS):
+        script.write_text(text)
+        trace(script, steps=0)  # what is counted in a buffer or gathered in a list is not skipped
 
 
 def test_results_of_skipped_passes_keep_all_that_true_ones_keep(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ few of them have allocated alike, the others only leave their results."""
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ ALIKE = 3  # passes that must have been alike
 # How much more memory than ever before may be alive when a pass is skipped: less than a block for
 # which torch's allocator takes a large segment (c10/core/CachingAllocator kSmallSize, torch 2.13).
 SLACK = 1 << 20
+GATHERING = (list, dict, set, collections.deque)
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
@@ -95,9 +97,11 @@ def state_of(module: torch.nn.Module) -> Hashable:
 
 
 def attributes(module: torch.nn.Module) -> Hashable:
-    """Its numbers and flags, as `training` or what it counts, and its hooks."""
+    """Its numbers and flags, as `training`, how much it has gathered, and its hooks."""
     hooks = (*module._forward_pre_hooks, *module._forward_hooks)
-    return hooks, tuple(one for one in vars(module).items() if isinstance(one[1], PLAIN))
+    own = vars(module).items()
+    lengths = tuple((name, len(one)) for name, one in own if isinstance(one, GATHERING))
+    return hooks, lengths, tuple(one for one in own if isinstance(one[1], PLAIN))
 
 
 def versions(module: torch.nn.Module) -> list[tuple[torch.Tensor, int]]:
