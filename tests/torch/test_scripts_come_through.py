@@ -252,6 +252,12 @@ with torch.no_grad():
     for _ in range(9):
         model(torch.randn(8, 64, device="cuda"))
 assert len(model.found) == 9, len(model.found)
+model, seen = torch.nn.Sequential(torch.nn.Linear(64, 64)).cuda(), []
+model[0].register_forward_hook(lambda module, given, made: seen.append(made))
+with torch.no_grad():
+    for _ in range(9):
+        model(torch.randn(8, 64, device="cuda"))
+assert len(seen) == 9, len(seen)
 """
 COUNTS = """
 import torch

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from memfit.tape import Free
+from memfit.trace import lines
 from memfit.trace.recorder import Block, Recorder
 
 ALIKE = 3  # passes that must have been alike
@@ -44,7 +45,7 @@ class Repeats:
     ) -> Any:
         """The result of the module, or one like those that it has given so far."""
         shapes = shape_of((args, kwargs))
-        if shapes is None:
+        if shapes is None or hooked(module):
             return call(module, *args, **kwargs)
         kinds, key = self.of(module), (state_of(module), shapes)
         before, alive = kinds.get(key, Passes()), self.alive()
@@ -102,6 +103,15 @@ def attributes(module: torch.nn.Module) -> Hashable:
     own = vars(module).items()
     lengths = tuple((name, len(one)) for name, one in own if isinstance(one, GATHERING))
     return hooks, lengths, tuple(one for one in own if isinstance(one[1], PLAIN))
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether the script has hooks in it, which may keep what they are shown."""
+    return any(
+        lines.is_users(getattr(getattr(hook, "__code__", None), "co_filename", "<"))
+        for one in module.modules()
+        for hook in (*one._forward_pre_hooks.values(), *one._forward_hooks.values())
+    )
 
 
 def versions(module: torch.nn.Module) -> list[tuple[torch.Tensor, int]]:
