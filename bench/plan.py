@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from memfit.verb_plan import plan
+from memfit.api.plan import plan
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "plan.md"
 TABLE = re.compile(

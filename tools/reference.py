@@ -20,11 +20,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 from click.testing import CliRunner  # noqa: E402
 
 import combinations  # noqa: E402
+from memfit.api.verbs import VERBS  # noqa: E402
 from memfit.cli import commands  # noqa: E402
-from memfit.cli_help import GROUPS  # noqa: E402
+from memfit.cli.help import GROUPS  # noqa: E402
 from memfit.constants import KINDS, all_constants  # noqa: E402
 from memfit.report import FORMATS, accuracy, codec  # noqa: E402
-from memfit.verbs import VERBS  # noqa: E402
 from memfit.words import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.verbs import trace
 
 STARTED = re.compile(r"^# memfit: *(.*)$", re.MULTILINE)
 LIBRARIES = re.compile(r"\b(torch|transformers|trl|lightning)\b")

@@ -9,14 +9,14 @@ TYPE_CHECKING = False  # true for type checkers; the module `typing` costs a thi
 if TYPE_CHECKING:
     from typing import Any
 
+    from memfit.api.engine import serve
+    from memfit.api.engine_plan import plan_engine
+    from memfit.api.plan import plan
+    from memfit.api.verbs import compare, estimate, gpus, measure, models, study, trace
     from memfit.errors import InputError, MemfitError, MissingExtra, Problem, SourceError
     from memfit.estimate import Estimate
     from memfit.job import Job
     from memfit.report import write
-    from memfit.verb_engine import serve
-    from memfit.verb_engine_plan import plan_engine
-    from memfit.verb_plan import plan
-    from memfit.verbs import compare, estimate, gpus, measure, models, study, trace
 
 __version__ = "0.2.0"
 __all__ = [
@@ -44,9 +44,9 @@ _VERBS = ("compare", "estimate", "gpus", "measure", "models", "study", "trace")
 _HOMES = {
     "Estimate": "memfit.estimate",
     "Job": "memfit.job",
-    "plan": "memfit.verb_plan",
-    "plan_engine": "memfit.verb_engine_plan",
-    "serve": "memfit.verb_engine",
+    "plan": "memfit.api.plan",
+    "plan_engine": "memfit.api.engine_plan",
+    "serve": "memfit.api.engine",
     "write": "memfit.report",
 }
 
@@ -60,7 +60,7 @@ class _Package(ModuleType):
             raise AttributeError(f"module `memfit` has no attribute `{name}`")
         from importlib import import_module
 
-        home = "memfit.verbs" if name in _VERBS else _HOMES.get(name, "memfit.errors")
+        home = "memfit.api.verbs" if name in _VERBS else _HOMES.get(name, "memfit.errors")
         return getattr(import_module(home), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import accuracy as verb
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
@@ -38,7 +39,6 @@ from memfit.truth.published import kind, understand
 from memfit.truth.rows import read_rows
 from memfit.truth.single import Kernel, peak
 from memfit.truth.single import read as read_kernel
-from memfit.verbs import accuracy as verb
 
 GIB = 2**30
 ROW: dict[str, Any] = {

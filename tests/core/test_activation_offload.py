@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from memfit.api.plan import plan
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate
 from memfit.formats import BF16
@@ -29,7 +30,6 @@ from memfit.simulate.pinned_memory import parked
 from memfit.strategy import CP, FSDP, ONE, PP, TP, Gemini, Strategy
 from memfit.tape import Alloc, Comm, Free, Tape
 from memfit.uses import strategy_from
-from memfit.verb_plan import plan
 
 MODEL = build(entry("Qwen/Qwen2.5-0.5B").config())
 LONG: dict[str, Any] = {"method": "lora", "seq": 8192, "checkpointing": "full"}

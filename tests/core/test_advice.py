@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from memfit.api.verbs import estimate as ask
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate, shortfall, surplus
@@ -28,7 +29,6 @@ from memfit.plan.relayouts import relayouts
 from memfit.strategy import ONE, Strategy
 from memfit.truth.models import built
 from memfit.uses import strategy_from
-from memfit.verbs import estimate as ask
 
 MODEL = "meta-llama/Llama-3.2-1B"
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from tests.core import fake_hub
 from tests.core.fake_hub import Handler, Repo, status
 
+from memfit.api.verbs import question
 from memfit.cli import main
-from memfit.verbs import question
 from memfit.words import options as choices
 from memfit.words import unbuilt
 

@@ -143,7 +143,7 @@ def test_sources_left_out_are_covered_in_every_regime_with_evidence() -> None:
 
 
 def test_a_regime_without_evidence_is_wide_and_says_so() -> None:
-    from memfit.verbs import estimate as ask
+    from memfit.api.verbs import estimate as ask
 
     varying = band.spread_of(Regime("device", varies=True))
     assert varying.high > 1.4 > spread().high
@@ -178,7 +178,7 @@ def test_a_share_is_at_most_all() -> None:
 
 
 def test_the_working_says_what_the_band_rests_on() -> None:
-    from memfit.verbs import estimate as ask
+    from memfit.api.verbs import estimate as ask
 
     found = ask("openai-community/gpt2", gpu="t4", seq=128)
     said = spread()

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from memfit.api.card import card, job_of, own_gpu
+from memfit.api.verbs import VERBS, question
 from memfit.cli import main
-from memfit.cli_card import routed
+from memfit.cli.card import routed
 from memfit.errors import MissingExtra
 from memfit.estimate import estimate
 from memfit.model import catalog
@@ -18,8 +20,6 @@ from memfit.plan.card import USES, Card, Shelf, Smallests, halved, supported_row
 from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.report.card import highlights
 from memfit.report.card import text as card_text
-from memfit.verb_card import card, job_of, own_gpu
-from memfit.verbs import VERBS, question
 from memfit.words import cluster_of
 
 MODEL = "meta-llama/Llama-3.2-1B"

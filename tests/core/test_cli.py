@@ -22,11 +22,11 @@ from tests.core.fake_hub import Repo, status
 from tests.core.test_report import problems_of
 
 from memfit import __version__
+from memfit.api.verbs import estimate
 from memfit.cli import commands, main
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.report.codec import refusal, schema, to_dict
-from memfit.verbs import estimate
 from memfit.words import Ask, options
 
 SRC = Path(__file__).parents[2] / "src"

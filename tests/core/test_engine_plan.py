@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from memfit.api.engine import serve, subject_of
+from memfit.api.engine_plan import plan_engine
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu
@@ -17,8 +19,6 @@ from memfit.report.engine_plan import write
 from memfit.serving.pace import Engine, Step, bytes_read, step_seconds
 from memfit.serving.parts import Indexer
 from memfit.serving.weights import Rank
-from memfit.verb_engine import serve, subject_of
-from memfit.verb_engine_plan import plan_engine
 
 LOAD = {"in": "8k", "out": "1k"}
 

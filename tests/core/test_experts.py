@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from memfit.api.verbs import estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.tape import Alloc, Tape
-from memfit.verbs import estimate
 
 SMALL: dict[str, Any] = {
     "model_type": "mixtral",

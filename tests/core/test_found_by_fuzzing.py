@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import estimate
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.model.families import build, families
-from memfit.verbs import estimate
 from memfit.words import mapping
 
 SMALL: dict[str, Any] = {

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from memfit.api.plan import plan as ask
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import parse_cluster
@@ -14,7 +15,6 @@ from memfit.plan.space import Space, Work
 from memfit.report.plan import data, markdown, text
 from memfit.truth.models import built
 from memfit.uses import strategy_from
-from memfit.verb_plan import plan as ask
 
 AXES = {
     "method": ("full", "lora"),

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import estimate
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import Estimate
 from memfit.model.families import families
-from memfit.verbs import estimate
 from memfit.words import options
 
 SEED = int(os.environ.get("MEMFIT_SEED") or datetime.date.today().toordinal())

@@ -9,11 +9,11 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
+from memfit.api.serving import Answering
+from memfit.api.verbs import VERBS
 from memfit.cli import commands, main
-from memfit.cli_help import EXAMPLES, FIRST, SCREEN
+from memfit.cli.help import EXAMPLES, FIRST, SCREEN
 from memfit.job import Job
-from memfit.verb_serving import Answering
-from memfit.verbs import VERBS
 from memfit.words import Ask, Measuring, Planning, Run, Studying
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import planned
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.measure.campaign import cases, read
@@ -16,7 +17,6 @@ from memfit.measure.child import failure
 from memfit.measure.record import Case, Peak, Record, record_of, records, write
 from memfit.measure.run import per_token, recorded, step_seconds
 from memfit.units import parse_seconds
-from memfit.verbs import planned
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "campaign.toml"
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}

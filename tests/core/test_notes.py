@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import estimate
 from memfit.cli import main
 from memfit.errors import InputError, Problem
 from memfit.estimate import Estimate
 from memfit.report import write
-from memfit.verbs import estimate
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",

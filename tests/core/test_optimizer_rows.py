@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from memfit.api.verbs import estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.lower.optimize import FORMS, OF, SHAPES, STATES, pieces
 from memfit.model.families import build
 from memfit.optimizers import OPTIMIZERS
 from memfit.tape import Alloc, Free, Mark, Tape, check
-from memfit.verbs import estimate
 
 CONFIG = {
     "model_type": "llama",

@@ -66,7 +66,7 @@ def test_the_wheel_is_small_and_complete(built: Path) -> None:
 def test_the_sdist_holds_the_sources(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "src/memfit/cli.py"} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/memfit/cli/app.py"} <= names
 
 
 def test_versions_agree() -> None:

@@ -15,6 +15,9 @@ from datetime import date
 
 import pytest
 
+from memfit.api.plan import gpus_of
+from memfit.api.plan import plan as ask
+from memfit.api.verbs import estimate as again_of
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate
@@ -33,9 +36,6 @@ from memfit.report.plan import data, job_file, markdown, text
 from memfit.strategy import ONE
 from memfit.truth.models import built
 from memfit.uses import strategy_from
-from memfit.verb_plan import gpus_of
-from memfit.verb_plan import plan as ask
-from memfit.verbs import estimate as again_of
 
 SMALL = {
     "method": ("full", "lora"),

@@ -9,6 +9,8 @@ from itertools import combinations, product
 
 import pytest
 
+from memfit.api.plan import plan as ask
+from memfit.api.verbs import estimate as answer
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate
@@ -21,8 +23,6 @@ from memfit.report.plan import data, job_file, markdown, text
 from memfit.report.serving import rate
 from memfit.strategy import ONE, TP, Strategy
 from memfit.truth.speed import speeds
-from memfit.verb_plan import plan as ask
-from memfit.verbs import estimate as answer
 from memfit.words import Ask, model_of
 
 LLAMA = "meta-llama/Llama-3.2-1B"

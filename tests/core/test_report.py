@@ -413,7 +413,7 @@ def test_the_keys_that_the_format_promises() -> None:
 def test_phases_stand_in_the_order_of_a_step() -> None:
     """Outputs that the forward pass lets go belong to it, also where autocast made fp32 copies of
     them."""
-    from memfit.verbs import estimate as asked
+    from memfit.api.verbs import estimate as asked
 
     for precision in ("bf16", "autocast-fp16", "autocast-bf16"):
         found = asked("openai-community/gpt2", offline=True, seq=64, precision=precision)

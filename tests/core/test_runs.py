@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import memfit
+from memfit.api.verbs import Question, question
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.lower import lower
@@ -20,7 +21,6 @@ from memfit.runs.texts import Counting
 from memfit.simulate.replay import replay
 from memfit.simulate.run import Course, Cut, cut, replay_run
 from memfit.simulate.settings import Settings
-from memfit.verbs import Question, question
 
 SMALL = "llama-3.2-1b"
 FEW = {"prune": "layers=4"}

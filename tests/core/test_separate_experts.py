@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import estimate
 from memfit.job import job_from
 from memfit.lower import lower
 from memfit.lower.moe.separate import shares
@@ -16,7 +17,6 @@ from memfit.program import Program, placed
 from memfit.tape import Alloc
 from memfit.techniques import marked
 from memfit.techniques.separate_experts import SEPARATE
-from memfit.verbs import estimate
 
 SMALL: dict[str, Any] = {
     "hidden_size": 256,

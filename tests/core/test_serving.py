@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.api.engine import serve
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
@@ -30,7 +31,6 @@ from memfit.serving.weights import Rank, rank_bytes
 from memfit.truth.accuracy import accuracy
 from memfit.truth.served import figures_of, judge, read_served
 from memfit.truth.served_speed import judge_speed, read_speeds, summed_speeds
-from memfit.verb_engine import serve
 
 
 def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:

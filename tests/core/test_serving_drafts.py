@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from memfit.api.engine import serve
 from memfit.errors import InputError, Problem
 from memfit.model import catalog
 from memfit.model.source import from_catalog
@@ -17,7 +18,6 @@ from memfit.serving.subject import subject_from
 from memfit.serving.vllm.setup import Setup, set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.truth.served import UNSEEN, judge, read_served
-from memfit.verb_engine import serve
 
 MIXED = "nvidia/Qwen3.6-35B-A3B-NVFP4"
 MTP = {"method": "mtp", "num_speculative_tokens": 2}

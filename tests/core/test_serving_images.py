@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from memfit.api.engine import serve
 from memfit.errors import InputError
 from memfit.serving.vllm.images import ENCODERS, longest_side
 from memfit.truth.served import judge, read_served
-from memfit.verb_engine import serve
 
 NONE = {"image": 0, "video": 0}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memfit
+from memfit.api.engine import subject_of
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
@@ -14,7 +15,6 @@ from memfit.serving.paged.engine import Paged
 from memfit.truth.served import judge, read_served
 from memfit.truth.served import subject_of as judged_subject
 from memfit.units import GIB
-from memfit.verb_engine import subject_of
 
 CELL = 36 * 2 * 8 * 128 * 2  # a token of Qwen3-8B in 16 bits: layers, keys and values, heads, size
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.api.verbs import speeds as asked
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import Cluster, find_gpu, find_link
@@ -19,7 +20,6 @@ from memfit.truth.regret import ALLOWED, regrets
 from memfit.truth.rows import Row
 from memfit.truth.speed import Speeds, correlation, predict, said, speeds
 from memfit.truth.statistics import figures
-from memfit.verbs import speeds as asked
 
 ROW = {
     "id": "one",

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from memfit.api.engine_plan import OF_A_PLAN
+from memfit.api.serving import Answering
+from memfit.api.verbs import question
 from memfit.cli import commands, main
 from memfit.errors import InputError, Problem
 from memfit.job import Job, field_problems, from_text
@@ -15,9 +18,6 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.spellings import SPELLINGS, meanings, plain
 from memfit.units import parse_bytes
 from memfit.uses import strategy_from
-from memfit.verb_engine_plan import OF_A_PLAN
-from memfit.verb_serving import Answering
-from memfit.verbs import question
 from memfit.words import Studying, options
 
 MODEL = "Qwen/Qwen3-0.6B"

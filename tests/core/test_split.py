@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memfit import estimate
+from memfit.api.plan import plan
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
@@ -17,7 +18,6 @@ from memfit.report.text import OUTER, large_parts
 from memfit.simulate.memory import Memory, memory
 from memfit.strategy import DDP, FSDP, Split, Strategy
 from memfit.tape import Alloc
-from memfit.verb_plan import plan
 
 LLAMA = {
     "model_type": "llama",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from memfit.api.verbs import estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.source import TensorInfo
 from memfit.model.stored import doubts, layer_of, with_blocks
 from memfit.simulate.memory import memory
-from memfit.verbs import estimate
 
 CONFIG = {
     "model_type": "llama",

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from memfit.api.study import matrix_of
+from memfit.api.verbs import estimate as ask_estimate
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate, of_worst_rank
@@ -25,8 +27,6 @@ from memfit.report import study as report
 from memfit.report.heatmap import svg
 from memfit.truth.published_cells import published
 from memfit.uses import strategy_from
-from memfit.verb_study import matrix_of
-from memfit.verbs import estimate as ask_estimate
 from memfit.words import Ask, model_of
 
 TINY = {

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from tests.core.test_cli import SMALL, SRC, environment
 
+from memfit.api.verbs import VERBS
 from memfit.cli import main
-from memfit.cli_errors import wants_json
-from memfit.cli_trace import Life
+from memfit.cli.errors import wants_json
+from memfit.cli.trace import Life
 from memfit.terminal import escaped
-from memfit.verbs import VERBS
 
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.__main__ import main; sys.exit(main())"
 HOSTILE = "llama\x1b]0;title\x07\x1b[2J\u202etxet\u2028\x9b31m"

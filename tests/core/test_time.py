@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from memfit.api.verbs import estimate as ask
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
@@ -25,7 +26,6 @@ from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
 from memfit.truth.models import built
-from memfit.verbs import estimate as ask
 
 PLAIN = Rates(
     peak={"bf16": 100e12, "fp32": 10e12},

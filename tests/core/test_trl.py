@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import question
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.libraries.trl.check import head_of
@@ -15,7 +16,6 @@ from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc
 from memfit.uses import strategy_from
-from memfit.verbs import question
 
 WORDS = 50_000
 LLAMA = {

@@ -20,13 +20,13 @@ from tests.torch.test_trace_truth import MODES  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
+from memfit.api.verbs import estimate  # noqa: E402
 from memfit.hardware import parse_cluster  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build, families  # noqa: E402
 from memfit.strategy import Strategy  # noqa: E402
 from memfit.tape import Compute, Mark, Tape  # noqa: E402
-from memfit.verbs import estimate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"

@@ -241,7 +241,7 @@ def test_graphs_are_legal(name: str) -> None:
 
 def test_the_command_captures_what_is_shipped() -> None:
     """As the library that is installed has it: a new version shows here what changed."""
-    from memfit.verb_capture import capture
+    from memfit.api.capture import capture
 
     assert capture("lfm2").same
     assert capture("lfm2", "half-autocast-padded").same
@@ -287,7 +287,7 @@ def test_reentrant_checkpoints_of_layers_that_read_earlier_ones_go_to_the_trace(
 @pytest.mark.parametrize("name", ["lfm2", "bert"])
 def test_a_capture_says_how_many_operations_its_graphs_have(name: str) -> None:
     """Files of encoders list their graphs, which several names share."""
-    from memfit.verb_capture import Capture
+    from memfit.api.capture import Capture
 
     found = Capture(family=name, setting="", data=stored(name), same=True).operations
     assert found
@@ -295,7 +295,7 @@ def test_a_capture_says_how_many_operations_its_graphs_have(name: str) -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:
-    from memfit.verb_capture import capture
+    from memfit.api.capture import capture
 
     with pytest.raises(InputError, match="qwen3_nex"):
         capture("qwen3_nex")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from memfit.api.verbs import trace
 from memfit.errors import InputError
 from memfit.trace.launch import secret
-from memfit.verbs import trace
 
 SCRIPT = Path(__file__).parent / "scripts" / "hostile.py"
 SECRETS = {

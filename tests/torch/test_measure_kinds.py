@@ -166,8 +166,8 @@ def test_what_a_cpu_cannot_is_told(options: dict[str, Any], said: str) -> None:
 def test_every_case_of_the_campaign_can_be_run_on_a_gpu() -> None:
     """Nothing of it is refused there, but for packages that are not installed here: a GPU's day is
     short."""
+    from memfit.api.verbs import planned
     from memfit.measure.real import refusals
-    from memfit.verbs import planned
 
     bench = Path(__file__).resolve().parents[2] / "bench" / "campaign.toml"
     for case in planned(str(bench)):

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from memfit.api.verbs import estimate, trace  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 from memfit.trace import launches, older  # noqa: E402
-from memfit.verbs import estimate, trace  # noqa: E402
 
 ENVIRONMENTS = [one for one in os.environ.get("MEMFIT_ENVIRONMENTS", "").split(os.pathsep) if one]
 CONFIG = {

@@ -11,13 +11,13 @@ pytest.importorskip("accelerate")
 
 from tests.torch.pretended import pretended
 
+from memfit.api.plan import case_of, measured, plan
+from memfit.api.plan import recorded as judged
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.measure.run import recorded
 from memfit.report.plan import text
 from memfit.trace import cuda
-from memfit.verb_plan import case_of, measured, plan
-from memfit.verb_plan import recorded as judged
 
 LEAN = {
     "seq": 256,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from memfit.api.verbs import trace
 from memfit.errors import InputError
 from memfit.trace import failures, lines, synthetic_data, synthetic_downloads, synthetic_tokenizers
 from memfit.trace.cuda import Device
 from memfit.trace.failures import explain
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_data import pictures, stand_in
-from memfit.verbs import trace
 
 HEAD = "import copy, torch\n"
 MASKS = """

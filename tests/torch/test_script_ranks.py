@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from memfit.cli_trace import split
+from memfit.api.verbs import trace
+from memfit.cli.trace import split
 from memfit.errors import InputError
 from memfit.trace.launchers import counts
-from memfit.verbs import trace
 
 HEAD = """
 import os

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import torch
-from memfit.cli_trace import split
+from memfit.api.verbs import trace
+from memfit.cli.trace import split
 from memfit.errors import InputError
 from memfit.trace import lines
 from memfit.trace.failures import stand_in
 from memfit.trace.imports import ORIGINALS
-from memfit.verbs import trace
 
 STEPS = """
 model = torch.nn.Linear(64, 64).cuda()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import memfit
+from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.verbs import trace
 
 CONFIG = {
     "model_type": "llama",

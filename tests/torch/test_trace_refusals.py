@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from memfit.api.verbs import trace
 from memfit.errors import InputError, Problem
-from memfit.verbs import trace
 
 ROOT = Path(__file__).parents[2]
 MODEL = (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import memfit
+from memfit.api.verbs import trace
 from memfit.estimate import Estimate
-from memfit.verbs import trace
 
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "a100-sxm-80gb"

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from memfit.api.report import COUNTERS, cache_state, report_of, write_report
 from memfit.report.figures import gib, with_unit
-from memfit.verb_report import COUNTERS, cache_state, report_of, write_report
 from memfit.words import one_model
 
 REPORT_HELP = """\
@@ -54,7 +54,7 @@ def run_report(
     as_json: bool,
     **given: Any,
 ) -> tuple[int, str]:
-    from memfit.verbs import estimate
+    from memfit.api.verbs import estimate
 
     given.pop("form", None)
     given.pop("engine", None)

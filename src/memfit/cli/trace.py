@@ -162,7 +162,7 @@ def traced(
     words: Words, given: Mapping[str, Any], *, timeline: str = "", snapshot: str = ""
 ) -> Estimate:
     """Run the trace and write the requested files."""
-    from memfit.verbs import trace
+    from memfit.api.verbs import trace
 
     wrong = outputs_wrong(timeline, snapshot)
     if not words.subject and words.launcher:

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from memfit.cli_trace import Life
+from memfit.api.plan import plan
+from memfit.cli.trace import Life
 from memfit.errors import raise_errors
 from memfit.output_files import unwritable, write_text
 from memfit.plan.ledger import Counted
 from memfit.report.plan import data, job_file, markdown, text
-from memfit.verb_plan import plan
 from memfit.words import one_model
 
 FLAGS = (click.Option(["--overwrite"], is_flag=True, help="replace the file that `--write` names"),)

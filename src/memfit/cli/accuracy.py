@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from memfit.cli_trace import Life
+from memfit.cli.trace import Life
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable, write_text
 
@@ -57,8 +57,8 @@ def run(
         return 0, of_blind(path, form, idle(BLIND, every))
     if speed or regret:
         return 0, of_speeds(path, form, idle(SPEEDS, every), every)
+    from memfit.api.verbs import accuracy
     from memfit.report import accuracy as report
-    from memfit.verbs import accuracy
 
     wrong = []
     if plot and Path(plot).suffix.lower() != ".svg":
@@ -98,8 +98,8 @@ def run(
 
 def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """Compare records of `memfit measure` with their predictions."""
+    from memfit.api.verbs import beside
     from memfit.report import measured as report
-    from memfit.verbs import beside
 
     life = Life()
     try:
@@ -139,10 +139,10 @@ def of_blind(path: str, form: str, wrong: list[Problem]) -> str:
 
 def of_speeds(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """Speeds against published ones, or what choosing by them costs."""
+    from memfit.api.verbs import speeds
     from memfit.report import regret as costs
     from memfit.report import speed as report
     from memfit.truth.regret import regrets
-    from memfit.verbs import speeds
 
     found = speeds(path, problems=wrong, **{key: given[key] for key in ("source", "confidence")})
     if given["regret"]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from memfit.cli_trace import Life
+from memfit.api.study import AXES, VARIED
+from memfit.api.verbs import study
+from memfit.cli.trace import Life
 from memfit.errors import InputError
 from memfit.output_files import unwritable, write_text
-from memfit.verb_study import AXES, VARIED
-from memfit.verbs import study
 
 HELP = """\
 {help}.
@@ -50,9 +50,9 @@ FLAGS = (
 def run(
     words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form: str, **given: Any
 ) -> tuple[int, str]:
+    from memfit.api.study import recorded
     from memfit.report import study as report
     from memfit.truth.published_cells import beside, published
-    from memfit.verb_study import recorded
     from memfit.words import gather
 
     strange = [*unwritable(heatmap, "heatmap")]

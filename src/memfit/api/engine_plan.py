@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings
+from memfit.api.engine import COMMON, read_words, subject_for
 from memfit.errors import Problem, raise_errors
 from memfit.registry import nearest
 from memfit.units import parse_seconds
-from memfit.verb_engine import COMMON, read_words, subject_for
 from memfit.words import cluster_of, gather
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ FORMS = ("--json",)
 
 
 def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
+    from memfit.api.card import card
     from memfit.plan.card import Card
     from memfit.report import card as report
-    from memfit.verb_card import card
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
     found = card(one_model(words) if names_gpu(words) else " ".join(words), **values)
@@ -46,7 +46,7 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
         first, words = "--gpu", ["--gpu", *words]
     if not first.startswith("-") and not modelled(first, verbs):
         return list(words)
-    from memfit.verb_card import OPTIONS
+    from memfit.api.card import OPTIONS
 
     known = {f"--{name}" for name in (*OPTIONS, "gpus", "no-offline")} | {*FORMS, "--help"}
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]

@@ -83,8 +83,8 @@ def form_of(own: dict[str, Any], problems: list[Problem]) -> str:
 
 def run(words: Sequence[str], width: int) -> tuple[int, str]:
     """Exit code 0: it starts. 1: it does not. Unusable input raises."""
+    from memfit.api.engine import from_command
     from memfit.report.engine_answer import write
-    from memfit.verb_engine import from_command
 
     own, rest, command, problems = sort_words(words)
     form = form_of(own, problems)
@@ -97,8 +97,8 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
 
 def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
     """`memfit plan --engine NAME`. Exit code 0: something holds the load. 1: nothing does."""
+    from memfit.api.engine_plan import OF_A_PLAN, plan_from_words
     from memfit.report.engine_plan import write
-    from memfit.verb_engine_plan import OF_A_PLAN, plan_from_words
 
     own, rest, command, problems = sort_words(words, (*OWN, *spellings.names(OF_A_PLAN)))
     form = form_of(own, problems)
@@ -110,8 +110,8 @@ def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
 
 def plan_help(name: str) -> str:
     """What a plan for an engine takes."""
+    from memfit.api.engine_plan import ASKED
     from memfit.serving import find_engine
-    from memfit.verb_engine_plan import ASKED
 
     engine = find_engine(name)
     formatter = click.HelpFormatter(width=max(60, min(120, shutil.get_terminal_size().columns)))
@@ -130,8 +130,8 @@ def plan_help(name: str) -> str:
 
 def help_page(name: str) -> str:
     """The help page of one engine: its own flags and memfit's."""
+    from memfit.api.engine import COMMON, help_lines
     from memfit.serving import find_engine
-    from memfit.verb_engine import COMMON, help_lines
 
     engine = find_engine(name)
     formatter = click.HelpFormatter(width=max(60, min(120, shutil.get_terminal_size().columns)))

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import renames, spellings, trace_fallback
+from memfit.api.run import command_job, paid_by_run, run_flags, run_of, with_run, worst_job
+from memfit.api.serving import shared_by_default
 from memfit.defaults import TRAINERS, assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
@@ -23,8 +25,6 @@ from memfit.model.heads import with_head
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
-from memfit.verb_run import command_job, paid_by_run, run_flags, run_of, with_run, worst_job
-from memfit.verb_serving import shared_by_default
 from memfit.words import (
     OTHERWISE,
     PRODUCERS,
@@ -937,8 +937,8 @@ def study(
     """Ways to fine-tune models on machines: what each needs and takes, and what to begin with.
     Options are the fields of `Studying`, and of `Job` those that a study does not go through
     itself."""
+    from memfit.api.study import matrix_of
     from memfit.plan.study import study as run
-    from memfit.verb_study import matrix_of
 
     return run(
         matrix_of(models, {name: value for name, value in given.items() if value is not None}),

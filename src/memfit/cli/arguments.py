@@ -193,7 +193,7 @@ class Reader:
 
 def elsewhere(folded: str) -> str:
     """Another command that has an option; empty where none has."""
-    from memfit.verb_serving import Answering
+    from memfit.api.serving import Answering
 
     own = {"trace": fields(Run), "plan": fields(Planning), "study": fields(Studying)}
     if folded in names(Answering.__dataclass_fields__):

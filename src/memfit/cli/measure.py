@@ -27,8 +27,8 @@ Exit code: 0 it ran or ran out of memory, 2 unusable input.
 def run(
     words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed: bool, **given: Any
 ) -> tuple[int, str]:
+    from memfit.api.verbs import measure, planned
     from memfit.report import measured
-    from memfit.verbs import measure, planned
 
     stray = [
         Problem(message=f"`--{name}` applies to campaigns only", where=name)

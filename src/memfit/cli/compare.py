@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from memfit import cli_arguments
+from memfit.api.verbs import compare
+from memfit.cli import arguments as cli_arguments
 from memfit.errors import InputError, Problem
 from memfit.report.comparison import LETTERS, data, table, text
-from memfit.verbs import compare
 from memfit.words import one_model
 
 HELP = """\

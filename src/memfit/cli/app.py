@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from memfit import __version__, cli_arguments, renames
-from memfit.cli_card import routed
-from memfit.cli_errors import complain, envelope, wants_json
-from memfit.cli_help import EXAMPLES, Helpful, default_text, describe, groups, write_examples
-from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
+from memfit import __version__, renames
+from memfit.api.verbs import VERBS, Verb, estimate, gpus, models
+from memfit.cli import arguments as cli_arguments
+from memfit.cli.card import routed
+from memfit.cli.errors import complain, envelope, wants_json
+from memfit.cli.help import EXAMPLES, Helpful, default_text, describe, groups, write_examples
+from memfit.cli.trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
@@ -38,7 +40,6 @@ from memfit.terminal import (
     say,
     silence,
 )
-from memfit.verbs import VERBS, Verb, estimate, gpus, models
 from memfit.words import Measuring, Planning, Run, Studying, is_program, offer, one_model, options
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Estimating(Sections):
     """`--engine NAME` hands the words to a serving engine, which owns its flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from memfit.cli_engine import engine_named
+        from memfit.cli.engine import engine_named
 
         if not engine_named(args):
             return super().parse_args(ctx, args)
@@ -148,7 +149,7 @@ class Estimating(Sections):
     def invoke(self, ctx: click.Context) -> Any:
         if "engine_words" not in ctx.params:
             return super().invoke(ctx)
-        from memfit.cli_engine import run
+        from memfit.cli.engine import run
 
         return run(ctx.params["engine_words"], columns())
 
@@ -159,7 +160,7 @@ class PlanningCommand(Estimating):
     def invoke(self, ctx: click.Context) -> Any:
         if "engine_words" not in ctx.params:
             return super().invoke(ctx)
-        from memfit.cli_engine import run_plan
+        from memfit.cli.engine import run_plan
 
         return run_plan(ctx.params["engine_words"], columns())
 
@@ -432,7 +433,7 @@ def subject(metavar: str = "MODEL|JOB.yaml") -> click.Argument:
 
 
 def estimating(verb: Verb) -> click.Command:
-    from memfit.cli_engine import FLAG as ENGINE
+    from memfit.cli.engine import FLAG as ENGINE
 
     flags = [flag(one, resolved=True) for name, one in options().items() if name != "model"]
     groups["engine"] = "question"
@@ -446,7 +447,7 @@ def estimating(verb: Verb) -> click.Command:
 
 
 def comparing(verb: Verb) -> click.Command:
-    from memfit import cli_compare
+    from memfit.cli import compare as cli_compare
 
     flags = [flag(one, resolved=True) for name, one in options().items() if name != "model"]
     params = [subject(), *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
@@ -461,10 +462,10 @@ def comparing(verb: Verb) -> click.Command:
 
 
 def planning(verb: Verb) -> click.Command:
-    from memfit import cli_plan
-    from memfit.cli_engine import PLAN_FLAG
-    from memfit.verb_plan import WITHOUT
-    from memfit.verb_serving import Answering
+    from memfit.api.plan import WITHOUT
+    from memfit.api.serving import Answering
+    from memfit.cli import plan as cli_plan
+    from memfit.cli.engine import PLAN_FLAG
 
     groups["engine"] = "question"
     known = {
@@ -500,7 +501,7 @@ def tracing(verb: Verb) -> click.Command:
 
 
 def measuring(verb: Verb) -> click.Command:
-    from memfit import cli_measure
+    from memfit.cli import measure as cli_measure
 
     known = {one.name: one for one in (*dataclasses.fields(Measuring), *dataclasses.fields(Job))}
     params = [
@@ -516,7 +517,7 @@ def measuring(verb: Verb) -> click.Command:
 
 
 def studying(verb: Verb) -> click.Command:
-    from memfit import cli_study
+    from memfit.cli import study as cli_study
 
     job = [one for one in dataclasses.fields(Job) if one.name not in cli_study.LEFT]
     known = {one.name: one for one in (*dataclasses.fields(Studying), *job)}
@@ -536,7 +537,7 @@ def studying(verb: Verb) -> click.Command:
 
 
 def carding(verb: Verb) -> click.Command:
-    from memfit import cli_card
+    from memfit.cli import card as cli_card
 
     known = options()
     flags = [flag(known[name]) for name in ("gpu", "memory", "offline")]
@@ -550,7 +551,7 @@ def carding(verb: Verb) -> click.Command:
 
 
 def judging(verb: Verb) -> click.Command:
-    from memfit import cli_accuracy
+    from memfit.cli import accuracy as cli_accuracy
 
     file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl|RECORDS]")
     text = (
@@ -577,7 +578,7 @@ def listing(verb: Verb) -> click.Command:
 
 
 def reporting(verb: Verb) -> click.Command:
-    from memfit import cli_report
+    from memfit.cli import report as cli_report
 
     flags = [flag(one, resolved=True) for name, one in options().items() if name != "model"]
     return Sections(
@@ -590,7 +591,7 @@ def reporting(verb: Verb) -> click.Command:
 
 
 def caching(verb: Verb) -> click.Command:
-    from memfit import cli_report
+    from memfit.cli import report as cli_report
 
     return Sections(
         "cache",
@@ -602,7 +603,7 @@ def caching(verb: Verb) -> click.Command:
 
 
 def capturing(verb: Verb) -> click.Command:
-    from memfit import cli_capture
+    from memfit.cli import capture as cli_capture
 
     return Sections(
         "capture",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from memfit.verb_capture import capture, write_capture
+from memfit.api.capture import capture, write_capture
 
 HELP = """\
 {help}.

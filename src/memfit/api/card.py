@@ -164,10 +164,10 @@ def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:
 
 def served(model: Model, quant: str, cluster: Cluster, context: int) -> Served | None:
     """What llama.cpp takes with every layer on the GPU."""
+    from memfit.api.engine import answered, device_of, subject_for
     from memfit.plan.card import Served
     from memfit.serving import find_engine
     from memfit.serving.base import Question
-    from memfit.verb_engine import answered, device_of, subject_for
 
     engine, problems = find_engine("llama.cpp"), list[Problem]()
     try:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from memfit.api.defaults import FIRST, with_defaults
+from memfit.api.run import planned_over_lengths
+from memfit.api.serving import Answering, asked_of, misplaced
+from memfit.api.serving import work_of as answering
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.model.heads import heads_of, label_head, with_head
 from memfit.uses import strategy_from
-from memfit.verb_defaults import FIRST, with_defaults
-from memfit.verb_run import planned_over_lengths
-from memfit.verb_serving import Answering, asked_of, misplaced
-from memfit.verb_serving import work_of as answering
 from memfit.words import (
     Planning,
     ask_from,
