@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memfit.api.verbs import accuracy as verb
+from memfit.api.published import accuracy as verb
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu

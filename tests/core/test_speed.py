@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.api.verbs import speeds as asked
+from memfit.api.published import speeds as asked
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import Cluster, find_gpu, find_link

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from memfit import renames, spellings, trace_fallback
 from memfit.api.run import command_job, paid_by_run, run_flags, run_of, with_run, worst_job
+from memfit.api.scripts import launched, script
 from memfit.api.serving import shared_by_default
 from memfit.defaults import TRAINERS, assumed, implied_method, without_ligers_loss
-from memfit.errors import InputError, MissingExtra, Problem, raise_errors
+from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.lazy_dataclass import dataclass
 from memfit.model.heads import with_head
@@ -26,8 +27,6 @@ from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
 from memfit.words import (
-    OTHERWISE,
-    PRODUCERS,
     Ask,
     Measuring,
     Run,
@@ -45,7 +44,6 @@ from memfit.words import (
     options,
     producer_of,
     read_into,
-    script_model,
     strategy_of,
     traced,
     unbuilt,
@@ -55,7 +53,6 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.answers import Way
     from memfit.estimate import Estimate
     from memfit.hardware import GPU, Cluster
-    from memfit.measure.compare import Beside
     from memfit.measure.record import Case, Record
     from memfit.model.catalog import Entry
     from memfit.model.modules import Model
@@ -63,9 +60,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.plan.study import Study
     from memfit.runs.walker import Given
     from memfit.tape import Producer, Tape
-    from memfit.trace.launch import Answer, Progress
-    from memfit.truth.accuracy import Accuracy
-    from memfit.truth.speed import Speeds
+    from memfit.trace.launch import Progress
 
 ADAPTED = ("lora", "qlora")  # methods with a rank of their own
 TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
@@ -288,175 +283,6 @@ def trace(
 
     found = answer(asked, producer)
     return dataclasses.replace(found, problems=(*found.problems, *notes))
-
-
-SCRIPT_OPTIONS = ("gpu", "memory", "offline", "alloc_conf")
-
-
-def script(
-    path: str,
-    arguments: tuple[str, ...],
-    run: Run,
-    given: dict[str, Any],
-    problems: list[Problem],
-    progress: Progress | None,
-) -> Estimate:
-    """The answer for a program that makes its own model and job."""
-    from memfit.answers import File
-    from memfit.estimate import Host, Parameters, Script
-    from memfit.estimate import estimate as simulate
-
-    ask, cluster = script_place(path, run, given, problems)
-    conf = str(given.get("alloc_conf", ""))
-    request = script_request(path, arguments, run, cluster, conf)
-    told = launched(request, cluster, run, ask.offline, progress)
-    facts = told.facts
-    if run.rank and int(facts["world"]) == 1:
-        message = f"rank {run.rank} does not exist: the script runs as one process"
-        raise InputError.one(message, where="rank", hint="`--ranks N` runs it as one of N")
-    job = Job(alloc_conf=conf or str(facts["alloc_conf"]))
-    found = simulate(
-        script_model(path),
-        job,
-        spread(cluster, int(facts["world"])),
-        of_ranks(int(facts["rank"]), int(facts["world"])),
-        producer=lambda *_: told.tape,
-        problems=told.notes,
-        total=int(facts["parameters"]),
-    )
-    return dataclasses.replace(
-        found,
-        strategy=dataclasses.replace(found.strategy, rank=int(facts["rank"])),
-        script=Script(
-            path=path,
-            arguments=arguments,
-            steps=int(facts["steps"]),
-            files=tuple(File(**one) for one in facts["files"]),
-            isolation=facts["isolation"],
-            gaps=facts["gaps"],
-        ),
-        parameters=Parameters(
-            total=int(facts["parameters"]),
-            trainable=int(facts["trainable"]),
-            active=int(facts["parameters"]),
-        ),
-        host=Host(size=int(facts["host"]), why="CPU tensors of the script"),
-    )
-
-
-def script_place(
-    path: str, run: Run, given: Mapping[str, Any], problems: list[Problem]
-) -> tuple[Ask, Cluster | None]:
-    """Where a script runs; raises all that is wrong with its options."""
-    from memfit.simulate.settings import Settings
-
-    for name in given:
-        if name not in SCRIPT_OPTIONS:
-            known = name in options()
-            message = (
-                f"`{name}` is set by the script itself"
-                if known
-                else f"unknown option `{name[:60]}`"
-            )
-            hint = (
-                f"options for a script: {', '.join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__))}"
-            )
-            if name in ("use", "world"):
-                hint = "`--ranks N` runs it as one of N processes"
-            problems.append(Problem(message=message, where=name, hint=hint))
-    ask = ask_from(
-        {name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems
-    )
-    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
-    conf = str(given.get("alloc_conf", ""))
-    gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
-    if not path.startswith("-m ") and not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "is not a file"
-        problems.append(Problem(message=f"`{path}` {what}", where="script"))
-    if run.rank >= run.ranks > 1:
-        message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
-        problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
-    raise_errors(problems)
-    return ask, cluster
-
-
-def script_request(
-    path: str, arguments: tuple[str, ...], run: Run, cluster: Cluster | None, conf: str
-) -> dict[str, Any]:
-    """What the process that runs the script is sent."""
-    module = path.removeprefix("-m ") if path.startswith("-m ") else ""
-    return {
-        "kind": "script",
-        "script": path,
-        "arguments": list(arguments),
-        "steps": run.steps,
-        "alloc_conf": conf,
-        "module": module,
-        "rank": run.rank,
-        "world": run.ranks,
-        "gpus": machine(cluster, run.ranks),
-        "launcher": run.launcher,
-        "tokens": run.tokens,
-        "image": run.image_size,
-        "truth": run.assume == "true",
-        "isolation": run.isolation,
-        "network": run.network,
-        "keep_env": run.keep_env,
-    }
-
-
-def machine(cluster: Cluster | None, ranks: int) -> int:
-    """GPUs of one machine: those that were named, or one for each rank, eight at most."""
-    if cluster is not None and cluster.gpus > 1:
-        return min(ranks, cluster.gpus_per_node) if ranks > 1 else cluster.gpus_per_node
-    return 8 if ranks % 8 == 0 else ranks
-
-
-def spread(cluster: Cluster | None, ranks: int) -> Cluster | None:
-    """Where one GPU was named, each rank has one like it."""
-    if cluster is None or cluster.gpus > 1 or ranks == 1:
-        return cluster
-    each = machine(None, ranks)
-    return dataclasses.replace(cluster, gpus_per_node=each, nodes=ranks // each)
-
-
-def of_ranks(rank: int, ranks: int) -> Strategy:
-    """The group of all ranks, whose connections NCCL keeps memory for; how a script spreads its
-    work over them is in its tape."""
-    if ranks == 1:
-        return ONE
-    return dataclasses.replace(strategy_from((f"ddp={ranks}",), None), rank=rank)
-
-
-def launched(
-    request: dict[str, Any],
-    cluster: Cluster | None,
-    run: Run,
-    offline: bool,
-    progress: Progress | None,
-) -> Answer:
-    """Run the trace in a separate process. Without a named environment, this one must have
-    torch."""
-    from importlib.util import find_spec
-
-    from memfit.trace.launch import launch
-
-    if not run.python and not find_spec("torch"):
-        raise MissingExtra("a trace", "trace", OTHERWISE)
-    gpu = None if cluster is None else cluster.gpu
-    request["gpu"] = (
-        {}
-        if gpu is None
-        else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
-    )
-    return launch(
-        request,
-        python=run.python,
-        seconds=run.time_limit,
-        offline=offline,
-        show=run.show_output,
-        progress=progress,
-    )
 
 
 def applied(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> None:
@@ -741,109 +567,6 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Which rows of the published figures are looked at."""
-
-    confidence: str = ""
-    source: str = ""
-    limit: int = 0
-
-
-def accuracy(
-    path: str | os.PathLike[str] = "",
-    *,
-    by: str = "formula",
-    peers: bool = False,
-    processes: int = 1,
-    progress: Callable[[int, int, str], None] | None = None,
-    problems: Sequence[Problem] = (),
-    **only: Any,
-) -> Accuracy:
-    """Compare memfit and other methods with published measurements: the bundled ones, or those of a
-    file in the same form; `only` are the fields of `Rows`. `peers`: also run other tools that are
-    installed. `processes` share the work; they are started anew, so a program that asks for several
-    has to be importable. `problems` are those found before."""
-    from memfit.truth.accuracy import accuracy as compare
-
-    rows = Rows(**only)
-    problems = [*problems, *_unread(path, rows)]
-    if by not in PRODUCERS:
-        problems.append(unknown("producer", by, "by", PRODUCERS))
-    if rows.limit < 0:
-        problems.append(
-            Problem(
-                message=f"`{rows.limit}` is not a number of cases",
-                where="limit",
-                hint="0 means all",
-            )
-        )
-    if processes < 1:
-        problems.append(
-            Problem(
-                message=f"`{processes}` is not a number of processes",
-                where="processes",
-                hint="1 or more",
-            )
-        )
-    if problems:
-        raise InputError(*problems)
-    return compare(
-        Path(path) if path else None,
-        producer=producer_of(by),
-        progress=progress,
-        peers=peers,
-        processes=processes,
-        **dataclasses.asdict(rows),
-    )
-
-
-def beside(
-    path: str | os.PathLike[str],
-    *,
-    by: str = "formula",
-    limit: int = 0,
-    told: Callable[[int, int, str], None] | None = None,
-    problems: Sequence[Problem] = (),
-) -> list[Beside]:
-    """Compare a record of `memfit measure`, or a folder of them, with the prediction: event by
-    event where the record has events. `limit`: read at most this many records. `problems`: those
-    found before."""
-    from memfit.measure.compare import of_folder
-
-    wrong = [*problems, *([] if by in PRODUCERS else [unknown("producer", by, "by", PRODUCERS)])]
-    if wrong:
-        raise InputError(*wrong)
-    return of_folder(Path(path), by, told or (lambda *_: None), limit)
-
-
-def speeds(
-    path: str | os.PathLike[str] = "",
-    *,
-    source: str = "",
-    confidence: str = "",
-    problems: Sequence[Problem] = (),
-) -> Speeds:
-    """How far predicted training speeds are off, on the same rows."""
-    from memfit.truth.speed import speeds as compare
-
-    if wrong := [*problems, *_unread(path, Rows(confidence=confidence, source=source))]:
-        raise InputError(*wrong)
-    return compare(Path(path) if path else None, source=source, confidence=confidence)
-
-
-def _unread(path: str | os.PathLike[str], rows: Rows) -> Iterator[Problem]:
-    from memfit.truth.case import CONFIDENCES
-
-    if rows.confidence and rows.confidence not in CONFIDENCES:
-        yield unknown("confidence", rows.confidence, "confidence", CONFIDENCES)
-    if path and not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "is not a file"
-        yield Problem(
-            message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="give a .jsonl file"
-        )
-
-
 def measure(
     model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any
 ) -> list[Record]:
@@ -1011,7 +734,6 @@ __all__ = [
     "VERBS",
     "Ask",
     "Verb",
-    "accuracy",
     "compare",
     "estimate",
     "gpus",

@@ -57,7 +57,7 @@ def run(
         return 0, of_blind(path, form, idle(BLIND, every))
     if speed or regret:
         return 0, of_speeds(path, form, idle(SPEEDS, every), every)
-    from memfit.api.verbs import accuracy
+    from memfit.api.published import accuracy
     from memfit.report import accuracy as report
 
     wrong = []
@@ -98,7 +98,7 @@ def run(
 
 def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """Compare records of `memfit measure` with their predictions."""
-    from memfit.api.verbs import beside
+    from memfit.api.published import beside
     from memfit.report import measured as report
 
     life = Life()
@@ -139,7 +139,7 @@ def of_blind(path: str, form: str, wrong: list[Problem]) -> str:
 
 def of_speeds(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """Speeds against published ones, or what choosing by them costs."""
-    from memfit.api.verbs import speeds
+    from memfit.api.published import speeds
     from memfit.report import regret as costs
     from memfit.report import speed as report
     from memfit.truth.regret import regrets
