@@ -37,6 +37,7 @@ class Scheme:
     only_experts: bool = False
     head: bool = False  # the output head is quantized, too
     nested: bool = False  # bitsandbytes' scales are quantized once more
+    tiles: str = ""  # whose kernels lay out MXFP4 experts; empty: by the GPU alone
     named: tuple[tuple[str, Scheme], ...] = ()  # by name within a layer; all others stay in 16 bits
 
     def of(self, name: str) -> Scheme:
@@ -150,18 +151,30 @@ def nf4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[
             yield scales * FLOAT
 
 
+MARLIN, TRITON, FLASHINFER = "marlin", "triton", "flashinfer"
+SCALE_ROWS = 256  # HopperMXScaleLayout with 8 warps (triton_kernels hopper_scale.py)
+
+
 def mxfp4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
-    """Experts in MXFP4. The kernels want widths of whole tiles: Marlin 256 and 128, Triton 64 of
-    the inner width (vLLM 0.12.0 mxfp4.py create_weights; Triton on 9.0 to 10.x alone)."""
+    """Experts in MXFP4. The kernels want widths of whole tiles: Marlin 256 and 128, FlashInfer 256
+    of both, Triton 64 of the inner width (vLLM 0.12.0 mxfp4.py create_weights; Triton on 9.0 to
+    10.x alone). vLLM's Triton path keeps the scales twice, as loaded and as laid out (0.11.0 to
+    0.20.2: `w13_precision_config` beside `layer.w13_weight_scale`)."""
     up = len(matrix.parts) > 1
     outer, inner = (matrix.inputs, matrix.parts[0]) if up else (matrix.parts[0], matrix.inputs)
-    if sm is not None and (9, 0) <= sm < (11, 0):
+    small = sm is not None and (9, 0) <= sm < (11, 0)
+    if scheme.tiles == FLASHINFER:
+        outer, inner = padded(outer, 256), padded(inner, 256)
+    elif scheme.tiles == TRITON or (small and not scheme.tiles):
         inner = padded(inner, 64)
     else:
         outer, inner = padded(outer, 256), padded(inner, 128)
     count = matrix.experts * outer * inner * len(matrix.parts)
     yield count // 2
     yield count // 32
+    if scheme.tiles == TRITON:
+        rows, wide = (inner * len(matrix.parts), outer) if up else (outer, inner)
+        yield matrix.experts * padded(rows, SCALE_ROWS) * padded(wide // 32, 2)
 
 
 def padded(value: int, multiple: int) -> int:

@@ -1,9 +1,9 @@
 """SGLang's defaults that depend on its version and the GPU's memory: tokens of a prefill piece, the
 largest batch of a CUDA graph, and the share of the memory for weights and cache.
 
-Source: `srt/server_args.py` of 0.4.3, 0.4.6.post1, 0.4.7, 0.4.8, 0.4.9, 0.5.0rc2, 0.5.2, 0.5.3,
-0.5.5, 0.5.9, 0.5.10 to 0.5.13.post1, 0.5.15 and 0.5.18. A version between two that were read has
-the rules of the earlier one.
+Source: `srt/server_args.py` of 0.4.3 to 0.4.5, 0.4.6.post1, 0.4.7, 0.4.8, 0.4.9, 0.5.0rc2, 0.5.2,
+0.5.3, 0.5.5, 0.5.9, 0.5.10 to 0.5.13.post1, 0.5.15 and 0.5.18. A version between two that were read
+has the rules of the earlier one.
 """
 
 from __future__ import annotations
@@ -144,8 +144,13 @@ def piece_graphs(launch: Launch) -> float:
     return 8.0 * sum(counts)
 
 
+def twentieth(vision: Mapping[str, Any]) -> float:
+    """What a vision tower takes of the fraction, whatever its size (0.4.3 to 0.4.4)."""
+    return 0.95
+
+
 def tenth(vision: Mapping[str, Any]) -> float:
-    """What a vision tower takes of the fraction, whatever its size (0.4.8)."""
+    """What a vision tower takes of the fraction, whatever its size (0.4.5 to 0.4.8)."""
     return 0.9
 
 
@@ -171,10 +176,6 @@ def by_size(vision: Mapping[str, Any]) -> float:
     return float(0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0))))
 
 
-def nothing(vision: Mapping[str, Any]) -> float:
-    return 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
     """The defaults of some versions. `windows`: sliding layers have pools of their own."""
@@ -184,9 +185,13 @@ class Defaults:
     vision: Callable[[Mapping[str, Any]], float]
     windows: bool = True
     draft_in_pool: bool = False  # weights and cache of a draft model are part of the share
+    vision_always: bool = False  # a vision tower takes its part of a given fraction, too
     pieces_alone: bool = True  # images, draft models or DP attention switch graphs of prefill off
 
 
+# Before 0.4.9 the runner of a model with a vision tower lowers the fraction, given or not
+# (model_executor/model_runner.py __init__, 0.4.3 to 0.4.8).
+BY_RUNNER: dict[str, Any] = {"vision": tenth, "vision_always": True, "windows": False}
 # From which version on what holds, the newest first.
 VERSIONS: tuple[tuple[tuple[int, ...], Defaults], ...] = (
     (
@@ -203,10 +208,12 @@ VERSIONS: tuple[tuple[tuple[int, ...], Defaults], ...] = (
     ((0, 5, 3), Defaults(sizes=SINCE_053, fraction=summed, vision=by_size)),
     ((0, 5, 2), Defaults(sizes=SINCE_048, fraction=reserved, vision=by_size)),
     ((0, 5, 0), Defaults(sizes=SINCE_048, fraction=reserved, vision=by_size, windows=False)),
-    ((0, 4, 8), Defaults(sizes=SINCE_048, fraction=reserved, vision=tenth, windows=False)),
-    ((0, 4, 7), Defaults(sizes=SINCE_047, fraction=grown, vision=nothing, windows=False)),
-    ((0, 4, 6), Defaults(sizes=FIRST, fraction=shared_or_left, vision=nothing, windows=False)),
-    ((0, 0, 0), Defaults(sizes=FIRST, fraction=shared, vision=nothing, windows=False)),
+    ((0, 4, 9), Defaults(sizes=SINCE_048, fraction=reserved, vision=by_size, windows=False)),
+    ((0, 4, 8), Defaults(sizes=SINCE_048, fraction=reserved, **BY_RUNNER)),
+    ((0, 4, 7), Defaults(sizes=SINCE_047, fraction=grown, **BY_RUNNER)),
+    ((0, 4, 6), Defaults(sizes=FIRST, fraction=shared_or_left, **BY_RUNNER)),
+    ((0, 4, 5), Defaults(sizes=FIRST, fraction=shared, **BY_RUNNER)),
+    ((0, 0, 0), Defaults(sizes=FIRST, fraction=shared, **{**BY_RUNNER, "vision": twentieth})),
 )
 
 

@@ -297,8 +297,10 @@ def graphs_of_prefill(question: Question, defaults: Defaults) -> bool:
 def fraction_of(question: Question, tensor: int, copies: int, chunk: int, graphs: int) -> float:
     """`mem_fraction_static`: what is left after a reserve for activations and CUDA graphs."""
     options, defaults = question.options, defaults_of(question.version)
+    vision = question.subject.config.get("vision_config")
+    seen = defaults.vision(vision) if isinstance(vision, Mapping) else 1.0
     if options.get("mem_fraction_static") is not None:
-        return float(options["mem_fraction_static"])
+        return float(options["mem_fraction_static"]) * (seen if defaults.vision_always else 1.0)
     launch = Launch(
         memory=shown_memory(question),
         ranks=tensor * int(options.get("pp_size") or 1),
@@ -310,6 +312,4 @@ def fraction_of(question: Question, tensor: int, copies: int, chunk: int, graphs
         latent=latent(question.subject.model),
         pieces=graphs_of_prefill(question, defaults),
     )
-    fraction = defaults.fraction(launch)
-    vision = question.subject.config.get("vision_config")
-    return fraction * defaults.vision(vision) if isinstance(vision, Mapping) else fraction
+    return defaults.fraction(launch) * seen

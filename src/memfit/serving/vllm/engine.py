@@ -98,7 +98,15 @@ class VLLM:
 
 def activations(setup: Setup) -> int:
     """The peak of the profiling run: of the encoder, or of the language model beside images."""
-    text = peak(setup.model, setup.rank, setup.batched, setup.requests, setup.width, setup.rules)
+    text = peak(
+        setup.model,
+        setup.rank,
+        setup.batched,
+        setup.requests,
+        setup.width,
+        setup.rules,
+        setup.copies,
+    )
     return max(setup.images.peak, setup.images.kept + text)
 
 

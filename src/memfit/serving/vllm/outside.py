@@ -3,6 +3,7 @@ loaded, and NCCL's buffers."""
 
 from __future__ import annotations
 
+from memfit.model.modules import Model, MoE
 from memfit.serving.base import Device
 from memfit.serving.links import communicator_bytes
 from memfit.serving.vllm.rules import COMPILING
@@ -28,8 +29,15 @@ def non_torch(setup: Setup, device: Device | None) -> int:
         return ROCM + (COMPILING if setup.compiles else 0)
     small = setup.sm is not None and setup.sm < (8, 0)
     kernels = SMALL_KERNELS if small else KERNELS
-    if device is None or setup.tensor < 2:
-        return kernels
     engine = setup.rules.engine
-    one = communicator_bytes(device, setup.tensor, TORCH[engine])
-    return kernels + COMMUNICATORS[engine] * one
+    if device is not None and setup.tensor > 1:
+        one = communicator_bytes(device, setup.tensor, TORCH[engine])
+        kernels += COMMUNICATORS[engine] * one
+    if device is not None and setup.copies > 1 and shares_experts(setup.model):
+        kernels += communicator_bytes(device, setup.tensor * setup.copies, TORCH[engine])
+    return kernels
+
+
+def shares_experts(model: Model) -> bool:
+    """Whether copies of the model send tokens to each other's experts."""
+    return any(isinstance(block.mixer, MoE) for layer, _ in model.kinds for block in layer.blocks)

@@ -12,6 +12,7 @@ from memfit.serving.vllm.rules import Rules
 from memfit.serving.weights import Rank, kv_heads
 
 SEGMENTS = 128  # from so many rows on torch sorts them by segments (Sort.cu)
+PLAIN = Rules()  # experts take all tokens at once
 ROWS_OF_TRITON = 8  # below, logits are sorted all the same (topk_topp_sampler.py)
 
 
@@ -28,15 +29,15 @@ def sampler(rows: int, vocab: int, width: int, *, sort: bool = True) -> int:
     return rows * vocab * (width + 4 + 4 + 8 + work)
 
 
-def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules) -> int:
+def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules, copies: int = 1) -> int:
     """The largest moment of one layer: the residual and the layer's input beside the widest pair
     of neighbours. V0 runs without compilation: the model's loop keeps the last layer's output and
     the feed-forward its own beside both, and what ranks sum is a copy (models/llama.py, 0.7.2)."""
-    copies = 2 if rules.engine else 4 + (rank.tensor > 1)
-    stream = copies * tokens * model.width * width
+    streams = 2 if rules.engine else 4 + (rank.tensor > 1)
+    stream = streams * tokens * model.width * width
     return stream + max(
         (
-            layer_peak(block.mixer, rank, tokens, width)
+            layer_peak(block.mixer, rank, tokens, width, rules, copies)
             for layer, _ in model.kinds
             for block in layer.blocks
         ),
@@ -44,12 +45,14 @@ def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules) -> int
     )
 
 
-def layer_peak(mixer: object, rank: Rank, tokens: int, width: int) -> int:
+def layer_peak(
+    mixer: object, rank: Rank, tokens: int, width: int, rules: Rules = PLAIN, copies: int = 1
+) -> int:
     if isinstance(mixer, MLP):
         inner = mixer.down.inputs // rank.tensor
         return tokens * width * inner * (3 if mixer.gate is not None or mixer.fused else 2)
     if isinstance(mixer, MoE):
-        return experts_peak(mixer, rank, tokens, width)
+        return experts_peak(mixer, rank, tokens, width, rules, copies)
     if isinstance(mixer, Attention):
         heads = mixer.heads // rank.heads
         pairs = kv_heads(mixer.kv_heads, rank.heads)
@@ -60,17 +63,29 @@ def layer_peak(mixer: object, rank: Rank, tokens: int, width: int) -> int:
     return 0
 
 
-def experts_peak(mixer: MoE, rank: Rank, tokens: int, width: int) -> int:
+def experts_peak(mixer: MoE, rank: Rank, tokens: int, width: int, rules: Rules, copies: int) -> int:
     """fused_moe.py: gate and up of every chosen expert, their product, and the outputs, which share
-    memory with the first."""
+    memory with the first. Copies of the model send their tokens to each other's experts, so that
+    each has those of all (device_communicators/all2all.py NaiveAll2AllManager, 0.10.1)."""
     inner = mixer.width if rank.experts > 1 else mixer.width // rank.tensor
-    chosen = tokens * mixer.active
-    return chosen * width * (max(2 * inner, mixer.inputs) + inner) + tokens * mixer.inputs * width
+    gathered = tokens * copies
+    at_once = min(gathered, rules.expert_chunk or gathered) * mixer.active
+    inputs = gathered * mixer.inputs * width if copies > 1 else 0
+    inside = at_once * width * (max(2 * inner, mixer.inputs) + inner)
+    return inputs + inside + gathered * mixer.inputs * width
 
 
-def peak(model: Model, rank: Rank, tokens: int, requests: int, width: int, rules: Rules) -> int:
-    """Bytes of `torch_peak_increase`."""
+def peak(
+    model: Model,
+    rank: Rank,
+    tokens: int,
+    requests: int,
+    width: int,
+    rules: Rules,
+    copies: int = 1,
+) -> int:
+    """Bytes of `torch_peak_increase`; `copies` of the model share their experts' work."""
     rows = min(requests, tokens)
     hidden = 2 * tokens * model.width * width
     picked = sampler(rows, model.vocab, width, sort=rules.sorted_sampling)
-    return max(step(model, rank, tokens, width, rules), hidden + picked)
+    return max(step(model, rank, tokens, width, rules, copies), hidden + picked)

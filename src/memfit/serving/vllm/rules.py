@@ -48,6 +48,10 @@ class Rules:
     items: int = 999  # images of one request, unless limited (config.py limit_per_prompt)
     frames: int = 14  # of a video in the profiling run (qwen2_vl.py _MAX_FRAMES_PER_VIDEO)
     marks_are_items: bool = False  # marks around an image count as its tokens
+    capped_steps: bool = False  # a step has no more tokens than all requests of full length
+    expert_chunk: int = 0  # tokens that experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE); 0: all
+    triton_experts: bool = False  # the wheel brings Triton's kernels for MXFP4 experts
+    flashinfer: bool = False  # FlashInfer is among the wheel's requirements
 
 
 def parse(version: str) -> tuple[int, ...]:
@@ -70,6 +74,7 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
             "items": 1,
             "frames": 16,
             "marks_are_items": True,
+            "expert_chunk": 32768,
         },
     ),
     # V1 by default; load_model makes room for LoRA inside of the memory profiler
@@ -88,15 +93,19 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 9, 0), {"large_a100": False, "nested_scales": False}),
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     ((0, 11, 0), {"frames": 14}),
-    ((0, 11, 1), {"group_slack": 1.25}),
-    ((0, 12, 0), {"unified_pages": True}),  # unify_kv_cache_spec_page_size
+    ((0, 11, 1), {"group_slack": 1.25, "flashinfer": True}),
+    # arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args of 0.11.2, not in 0.11.0
+    ((0, 11, 2), {"capped_steps": True}),
+    # unify_kv_cache_spec_page_size; third_party/triton_kernels, not in 0.11.2; envs.py
+    ((0, 12, 0), {"unified_pages": True, "triton_experts": True, "expert_chunk": 16384}),
     # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
     # multimodal/profiling.py counts get_num_embeds, not the length
     ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),
-    ((0, 20, 0), {"counted_graphs": True, "utilization": 0.92}),
+    # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none
+    ((0, 20, 0), {"counted_graphs": True, "utilization": 0.92, "expert_chunk": 0}),
     ((0, 20, 1), {"tokens_by_concurrency": True}),  # kv_cache_utils.py of 0.20.2, not of 0.18.1;
     # a log of 0.20.0 counts blocks
     # modelopt.py get_quant_method knows ParallelLMHead in 0.24.0, not in 0.22.0; a log of 0.22.1

@@ -10,7 +10,7 @@ from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
-from memfit.serving.stored import Scheme, scheme_of, without_head
+from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
 from memfit.serving.vllm.images import Images, Step, image_problems, images
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
@@ -50,6 +50,7 @@ class Setup:
     scheme: Scheme
     tensor: int
     pipeline: int
+    copies: int
     gpus: int
     length: int
     requests: int
@@ -105,6 +106,7 @@ def set_up(question: Question) -> Setup:
         scheme=scheme,
         tensor=tensor,
         pipeline=pipeline,
+        copies=copies,
         gpus=gpus,
         length=length,
         requests=requests,
@@ -159,7 +161,18 @@ def scheme_by_rules(question: Question, rules: Rules, problems: list[Problem]) -
     method = question.options.get("quantization")
     scheme = scheme_of(question.subject.config, problems, method=method)
     scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
+    if scheme.kind == "mxfp4":
+        scheme = replace(scheme, tiles=expert_kernels(capability(question), rules))
     return scheme if rules.stored_heads else without_head(scheme)
+
+
+def expert_kernels(sm: tuple[int, int] | None, rules: Rules) -> str:
+    """Whose kernels run experts in MXFP4: Triton's on 9.0 where the wheel has them, FlashInfer's on
+    10.x, else Marlin's (mxfp4.py get_mxfp4_backend, 0.11.0 to 0.14.1). An image may bring Triton's
+    kernels to an older version, whose weights are then smaller."""
+    if sm is not None and (10, 0) <= sm < (11, 0) and rules.flashinfer:
+        return FLASHINFER
+    return TRITON if sm == (9, 0) and rules.triton_experts else MARLIN
 
 
 def seen_images(
@@ -363,5 +376,8 @@ def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]
         tokens = batched or (V0_TOKENS if pieces else max(length, V0_TOKENS))
         return tokens, int(question.options.get("max_num_seqs", 0) or 256)
     tokens, requests = LARGE_BATCH if large else SMALL_BATCH
+    most = int(question.options.get("max_num_seqs", 0) or 0)
+    if rules.capped_steps:
+        tokens = min(tokens, (most or requests) * length)
     batched = int(question.options.get("max_num_batched_tokens", 0) or tokens)
-    return batched, int(question.options.get("max_num_seqs", 0) or min(requests, batched))
+    return batched, most or min(requests, batched)

@@ -1,0 +1,86 @@
+"""Causes that start-up logs of serving engines showed, each read in the engine's source."""
+
+from __future__ import annotations
+
+import pytest
+
+from memfit.hardware import find_gpu
+from memfit.serving import find_engine
+from memfit.serving.base import Device, Question
+from memfit.serving.sglang.setup import set_up as sglang_set_up
+from memfit.serving.vllm.setup import set_up as vllm_set_up
+from memfit.truth.served import subject_of
+from memfit.units import GIB
+
+
+def asked(model: str, gpu: str, version: str, count: int = 1, **options: object) -> Question:
+    found = find_gpu(gpu)
+    device = Device(name=found.name, total=found.memory, gpu=found)
+    return Question(
+        subject=subject_of(model), devices=(device,) * count, options=options, version=version
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "logged"),
+    [
+        ("0.14.1", "h100-sxm-80gb", 64.38),  # vllm-project/vllm#33155: Triton
+        ("0.10.1", "h100-sxm-80gb", 65.9651),  # vllm-project/vllm#23278: Marlin
+    ],
+)
+def test_experts_in_mxfp4_are_laid_out_by_the_kernels_of_the_version(
+    version: str, gpu: str, logged: float
+) -> None:
+    answer = find_engine("vllm").answer(asked("openai/gpt-oss-120b", gpu, version))
+    assert answer.figures["weights_gib"] == pytest.approx(logged, rel=0.002)
+
+
+def test_experts_in_mxfp4_take_whole_tiles_of_flashinfer_on_blackwell() -> None:
+    """Both widths of 2880 become 3072, as with no other kernel."""
+    engine = find_engine("vllm")
+    triton, tiles = (
+        engine.answer(asked("openai/gpt-oss-120b", gpu, "0.14.1")).figures["weights_gib"]
+        for gpu in ("h100-sxm-80gb", "b200")
+    )
+    assert tiles - triton > 1
+
+
+@pytest.mark.parametrize(
+    ("version", "requests", "tokens"),
+    [("0.14.1", 1, 1024), ("0.11.0", 1, 2048), ("0.14.1", 64, 2048)],
+)
+def test_a_step_has_no_more_tokens_than_its_requests(
+    version: str, requests: int, tokens: int
+) -> None:
+    question = asked(
+        "Qwen/Qwen3-1.7B", "rtx-4090", version, max_model_len=1024, max_num_seqs=requests
+    )
+    assert vllm_set_up(question).batched == tokens
+
+
+def test_copies_send_their_tokens_to_each_others_experts() -> None:
+    """vllm-project/recipes#12: 48.66 GiB of cache, and 52.4 if each saw its own tokens alone."""
+    model = "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8"
+    options = {"data_parallel_size": 8, "enable_expert_parallel": True}
+    question = asked(model, "h200", "0.10.1", 8, **options)
+    answer = find_engine("vllm").answer(question)
+    assert answer.figures["activation_gib"] > 5.8
+    assert answer.figures["non_torch_gib"] > 0.6
+    assert answer.figures["available_kv_gib"] * GIB < 0.9 * question.devices[0].total
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "fraction"),
+    [
+        ("0.4.4", None, 0.88 * 0.95),  # sgl-project/sglang#4826
+        ("0.4.4", 0.8, 0.8 * 0.95),
+        ("0.4.6", 0.8, 0.8 * 0.9),
+        ("0.5.9", 0.8, 0.8),
+    ],
+)
+def test_a_vision_tower_lowers_the_fraction_of_old_versions(
+    version: str, given: float | None, fraction: float
+) -> None:
+    options = {} if given is None else {"mem_fraction_static": given}
+    question = asked("google/gemma-3-4b-it", "h200", version, **options)
+    assert sglang_set_up(question).fraction == pytest.approx(fraction)
