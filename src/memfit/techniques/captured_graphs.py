@@ -45,6 +45,11 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
         yield f"in `{job.precision}`", "job.precision" if autocast else "job.packing"
     if job.attention not in ATTENTION:
         yield f"with `{job.attention}` attention", "job.attention"
+    if job.quantization != "none" and not program.model.encodes:
+        from memfit.model.families._captured import ROWS
+
+        if not ROWS[program.model.graphs.family].packs:
+            yield "with packed weights", "job.quant"
     if job.liger or job.unsloth:
         yield "with other kernels", "job.liger" if job.liger else "job.unsloth"
     for name, layout in strategy.uses():

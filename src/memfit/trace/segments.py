@@ -139,7 +139,16 @@ class Builder:
             return self.brought(ref, piece)
         if place[0] == piece.name:
             return place[1]
-        return self.bring(place, ref, piece)
+        return (
+            self.brought(ref, piece) if self.is_argument(place) else self.bring(place, ref, piece)
+        )
+
+    def is_argument(self, place: tuple[str, int]) -> bool:
+        """Whether a layer's value is an argument of the model, which the next layer reads from the
+        model again."""
+        titles = [name for name, one in self.done[place[0]].given.items() if one == place[1]]
+        arguments = [one for one in titles if one.startswith(INPUT)]
+        return place[0] != START and any(not one.startswith(INPUT + PAST) for one in arguments)
 
     def brought(self, ref: Ref, piece: Piece) -> int:
         """A tensor made before the forward pass began: one of the model's inputs."""

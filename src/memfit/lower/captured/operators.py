@@ -15,6 +15,7 @@ from memfit.lower.captured import templates
 from memfit.lower.captured.run import Frame, Run, Step
 from memfit.lower.moe import ops as moe
 from memfit.lower.recorder import Recorder
+from memfit.lower.strides import contiguous, normal
 from memfit.lower.tensors import Grads, Node, Tensor
 
 OPERATORS: dict[str, Run] = {}
@@ -257,6 +258,29 @@ def cat(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ..
     out = fresh(step, args, frame)
     extra = tuple((one.shape, one.format) for one in parts)
     return (frame.ctx.r.node("cat", out, parts, ops.back_cat, extra=extra),)
+
+
+@operator("stack")
+def stack(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Its backward hands on views of the gradient (torch 2.13 FunctionsManual.cpp
+    stack_tensors_backward: `unbind`)."""
+    parts = tuple(tensors(args))
+    out = fresh(step, args, frame)
+    dim = step.op.attrs.get("dim", 0) % len(out.shape)
+    return (frame.ctx.r.node("stack", out, parts, back_stack, extra=(dim, parts[0].format)),)
+
+
+def back_stack(r: Recorder, node: Node, g: Tensor) -> Grads:
+    dim, format = node.extra
+    strides = contiguous(g.shape) if g.strides is None else g.strides
+    shape, lying = (one[:dim] + one[dim + 1 :] for one in (g.shape, strides))
+
+    def part() -> Tensor:
+        found = views.seen(g, shape, normal(shape, lying))
+        found.node, found.needs = None, False
+        return found if format is g.format else ops.cast(r, found, format)
+
+    return [None if one is None else part() for one in node.inputs]
 
 
 @operator("_softmax")

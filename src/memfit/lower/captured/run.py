@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from memfit.errors import InputError
 from memfit.formats import FORMATS, Format
 from memfit.graph import Dims, Graph, Op, Value, evaluated, unrolled
 from memfit.graph.layer import Template
@@ -327,6 +328,8 @@ def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
         env.get(one) if type(one) is int else None if one is None else frame.weight(one[1:])  # type: ignore[index]
         for one in step.op.inputs
     ]
+    if None in args and step.op.name != "linear":
+        check_packed(step, args, frame)
     results = step.perform(step, args, frame)
     r.grad = before
     program = frame.ctx.program
@@ -334,6 +337,19 @@ def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
         for one in results:
             one.needs = True  # enable_input_require_grads, of the input embedding alone
     env.update(zip(step.op.outputs, results, strict=True))
+
+
+def check_packed(step: Step, args: list[Tensor | None], frame: Frame) -> None:
+    """Code that multiplies a linear layer's weight itself cannot read one that is packed."""
+    for one, given in zip(step.op.inputs, args, strict=True):
+        name = one[1:].removesuffix(".weight") if isinstance(one, str) else ""
+        if given is None and name in frame.linears:
+            raise InputError.one(
+                f"the model's own code multiplies the weight of `{frame.bound.path(name)}`, which "
+                "cannot be packed",
+                where="job.quant",
+                hint=f"leave it as it is with `--quant-skip {name.rpartition('.')[2]},lm_head`",
+            )
 
 
 def embedded(graph: Graph) -> frozenset[int]:

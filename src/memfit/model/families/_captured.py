@@ -78,6 +78,7 @@ class Row:
     silent: tuple[str, ...] = ()  # fields that no code of these layers reads
     absent: tuple[str, ...] = ()  # fields that bring code which was not captured
     token_loops: bool = False  # its code goes through a sequence token by token
+    packs: bool = True  # its code does nothing else where weights are packed
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
     text: str = ""
