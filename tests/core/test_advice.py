@@ -13,6 +13,8 @@ from memfit.errors import InputError
 from memfit.estimate import estimate, shortfall, surplus
 from memfit.hardware import parse_cluster
 from memfit.job import Job
+from memfit.lower import walked
+from memfit.lower.walk_cache import remembering
 from memfit.model.families import build
 from memfit.plan.advice import (
     KINDS,
@@ -101,6 +103,41 @@ def test_every_bit_is_kept_where_that_can_fit():
     same = [one for one in changes(*setting) if one.kind == "same"]
     ladder = least(Fitting(), setting, None, same)
     assert {one.name for one in ladder} == {"--batch 1 --accumulate 2", "--checkpointing full"}
+
+
+class Watched:
+    """Fits with a smaller micro-batch, and says what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def answers(self, setting):
+        self.asked.append(setting)
+        return True
+
+    def fits(self, setting):
+        self.asked.append(setting)
+        return setting.job.batch == 4
+
+
+def test_the_search_ends_at_the_first_change_that_fits():
+    """Each question asked costs a walk through the model, or a replay."""
+    setting, watched = Setting(Job(batch=8, framework="trl", method="lora"), ONE), Watched()
+    same = [one for one in changes(*setting) if one.kind == "same"]
+    assert len(same) > 6
+    (found,) = least(watched, setting, None, same)
+    assert found.name == "--batch 4 --accumulate 2"
+    assert all(one.job.batch in (4, 8) for one in watched.asked)
+    changed = {one.job for one in watched.asked}
+    assert len(changed) < len(same)
+
+
+def test_the_allocators_settings_change_no_walk():
+    model, job, cluster = built(MODEL), Job(batch=2), parse_cluster("rtx-4090")
+    with remembering():
+        plain = walked(model, job, cluster)
+        assert walked(model, job.replace(alloc_conf="expandable_segments:True"), cluster) is plain
+        assert walked(model, job.replace(batch=1), cluster) is not plain
 
 
 def test_a_change_that_is_refused_is_none_however_far_the_job_is_from_fitting():

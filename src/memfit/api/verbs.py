@@ -82,8 +82,11 @@ def estimate(
     """Predict the memory and time of a job. `model` is a name, a path, a parsed config, a built
     `Model` or a job file (`*.yaml`), whose values the arguments override. Options are the fields of
     `Ask` and `Job`. One `InputError` carries all problems. `progress` is called during a trace."""
+    from memfit.lower.walk_cache import remembering
+
     asked = question(model, given, [])
-    return with_next_way(answer(asked, progress=progress), asked)
+    with remembering():
+        return with_next_way(answer(asked, progress=progress), asked)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,11 +177,16 @@ def next_way(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE)
 def ways(model: Model, setting: Setting, cluster: Cluster, *, rungs: bool = True) -> Iterator[Way]:
     """One way of each kind, the best first. Without `rungs` a way has only its end."""
     weighed = Weighed(model, cluster)
-    pool = [one for one in changes(*setting) if weighed.answers(climbed(setting, (one,)))]
+    pool = list(changes(*setting))
     same = [one for one in pool if one.kind == "same"]
     for kind in KINDS:
         heads = [one for one in pool if one.kind == kind] if kind != "same" else [None]
-        ladder = next(filter(None, (least(weighed, setting, one, same) for one in heads)), None)
+        ladders_of_kind = (
+            least(weighed, setting, one, same)
+            for one in heads
+            if one is None or weighed.answers(climbed(setting, (one,)))
+        )
+        ladder = next(filter(None, ladders_of_kind), None)
         if ladder is not None:
             yield way(model, setting, cluster, kind, ladder, rungs)
     yield from islice(hardware(model, setting, cluster), 1 if not rungs else None)
@@ -204,9 +209,16 @@ def least(
 def shortest(
     weighed: Weighed, setting: Setting, first: tuple[Change, ...], pool: list[Change]
 ) -> tuple[Change, ...] | None:
-    """The shortest ladder of `pool` behind `first` that fits."""
+    """The shortest ladder of `pool` behind `first` that fits. One change is tried before any two,
+    and often ends the search before all of them are looked at."""
     if first and weighed.fits(climbed(setting, first)):
         return first  # though together with others it may not
+    for alone in ladders(pool, 1):
+        if weighed.answers(climbed(setting, alone)) and weighed.fits(
+            climbed(setting, (*first, *alone))
+        ):
+            return (*first, *alone)
+    pool = [one for one in pool if weighed.answers(climbed(setting, (one,)))]
     strongest: dict[tuple[str, ...], Change] = {one.about: one for one in pool}
     needed: set[tuple[str, ...]] = set()
     together = climbed(setting, (*first, *strongest.values()))
@@ -224,7 +236,7 @@ def shortest(
             left = [one for one in pool if one.about != harmful]
             return None if harmful is None else shortest(weighed, setting, first, left)
         needed = {about for about, fits in without.items() if not fits}
-    for length in range(max(len(needed), 0 if first else 1), LONGEST + 1):
+    for length in range(max(len(needed), 2), LONGEST + 1):
         for some in ladders(pool, length):
             if needed <= {one.about for one in some} and weighed.fits(
                 climbed(setting, (*first, *some))
