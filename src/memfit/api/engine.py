@@ -119,8 +119,11 @@ def question(
         problems.append(Problem(message="no model is named", where="model"))
     if subject is None:
         return None
+    draft = draft_for(values, offline, problems)
     return Question(
         subject=subject,
+        draft=draft,
+        draft_left_out=draft is None and bool(problems),
         devices=() if cluster is None else (device_of(cluster),) * cluster.gpus,
         options=values,
         version=str(common.get("engine_version") or ""),
@@ -138,6 +141,15 @@ def subject_for(engine: ServingEngine, model: Any, offline: bool) -> Subject:
     """The model as this engine reads it."""
     own = None if isinstance(model, Mapping) else engine.subject(str(model), offline)
     return own or subject_of(model, offline)
+
+
+def draft_for(values: Mapping[str, Any], offline: bool, problems: list[Problem]) -> Subject | None:
+    """The separate draft model that an engine's options name."""
+    from memfit.serving.separate_drafts import draft_name
+
+    name, nothing = draft_name(values), None
+    found: Subject | None = nothing
+    return gather(problems, lambda: found, lambda: subject_of(name, offline)) if name else None
 
 
 def subject_of(model: Any, offline: bool = False) -> Subject:

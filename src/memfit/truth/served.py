@@ -21,6 +21,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question, Subject
 from memfit.serving.named import by_name, split_name
+from memfit.serving.separate_drafts import draft_name
 from memfit.truth.llama_runs import FORK, MAIN, gather_llama, is_llama
 from memfit.truth.rows import BUNDLED, LONGEST_LINE
 from memfit.truth.statistics import middle, p95
@@ -268,8 +269,11 @@ def judge(row: ServedRow) -> ServedOutcome:
         if row.quantization:
             config = {**subject.config, "quantization_config": row.quantization}
             subject = replace(subject, config=config)
+        draft = draft_of(row)
         question = Question(
             subject=subject,
+            draft=draft,
+            draft_left_out=draft is None,
             devices=(device_of(row, needed=engine.needs_memory),) * max(1, row.gpus),
             options=engine.row_options(
                 {
@@ -326,6 +330,15 @@ def subject_of(name: str) -> Subject:
     if source is None:
         raise InputError.one(f"the catalog has no model `{name[:80]}`", where="model")
     return subject_from(source)
+
+
+def draft_of(row: ServedRow) -> Subject | None:
+    """The separate draft model of a row, where the catalog has it."""
+    name = draft_name(row.options)
+    try:
+        return subject_of(name) if name else None
+    except InputError:
+        return None
 
 
 def device_of(row: ServedRow, *, needed: bool = True) -> Device:

@@ -8,6 +8,7 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
+from memfit.serving import separate_drafts
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.links import communicator_bytes
@@ -159,9 +160,11 @@ def draft_bytes(setup: Setup) -> tuple[int, int]:
     """Bytes of the model's own draft layers, and of their copies of the embedding and the head,
     which are there while the pool is sized and freed afterwards (eagle_worker.py, 0.5.15 to 0.5.18;
     sgl-project/sglang#36452)."""
+    model, rank = setup.model, setup.rank
+    if setup.separate is not None:
+        return allocate(list(separate_drafts.sizes(setup.separate, model, rank))).reserved, 0
     if not setup.draft:
         return 0, 0
-    model, rank = setup.model, setup.rank
     rows = table_rows(model.vocab, rank, rank.tensor) * model.width * rank.width
     sizes = draft_sizes(setup.draft, model, rank)
     return allocate(list(sizes)).reserved, rows * (1 if model.tied else 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent
 from memfit.serving.parts import Recurrent
+from memfit.serving.separate_drafts import token_values
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads
 
@@ -146,8 +147,10 @@ def pools(setup: Setup, rest: int) -> Pools:
 
 
 def draft_cell(setup: Setup) -> int:
-    """A token in the cache of the draft layers, each as large as a layer of the model
-    (pool_configurator.py, 0.5.15)."""
+    """A token in the cache of the draft layers: of a draft model of its own by its own heads, else
+    each as large as a layer of the model (pool_configurator.py, 0.5.15)."""
+    if setup.separate is not None:
+        return number_bytes(setup, token_values(setup.separate, setup.rank.heads))
     cached = sum(
         isinstance(block.mixer, (Attention, Latent))
         for layer in setup.model.layers

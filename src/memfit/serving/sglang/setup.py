@@ -9,11 +9,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.errors import Problem, raise_errors
+from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.drafts import draft_layers
+from memfit.serving.separate_drafts import (
+    DFLASH,
+    EAGLE,
+    EAGLE3,
+    MODEL,
+    Draft,
+    draft_name,
+    draft_of,
+)
 from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
 from memfit.serving.subject import known_model
@@ -55,6 +64,7 @@ class Setup:
     running: int = 0
     tokens: int = 0
     draft: tuple[Layer, ...] = ()  # the model's own layers that guess tokens ahead
+    separate: Draft | None = None  # a draft model of its own
     draft_in_pool: bool = False  # they count in the static share
     guesses: int = 0  # tokens ahead
     joint_states: bool = True  # states of guesses are part of the states' own share
@@ -111,6 +121,7 @@ def set_up(question: Question) -> Setup:
         running=running_of(options) // (copies if shared else 1),
         tokens=int(options.get("max_total_tokens") or 0),
         draft=own_draft(question),
+        separate=separate_draft(question),
         draft_in_pool=defaults_of(question.version).draft_in_pool,
         guesses=guesses_of(options),
         joint_states=defaults_of(question.version).draft_in_pool,
@@ -177,23 +188,54 @@ def own_draft(question: Question) -> tuple[Layer, ...]:
     options, subject = question.options, question.subject
     method = str(options.get("speculative_algorithm") or "").upper()
     path = options.get("speculative_draft_model_path")
-    if subject.model is None or method not in ("EAGLE", "NEXTN") or path:
+    if subject.model is None or method not in ("EAGLE", "NEXTN"):
+        return ()
+    if path and path != subject.name:
         return ()
     return draft_layers(subject.model, subject.config)
+
+
+def separate_draft(question: Question) -> Draft | None:
+    """The draft of its own that `--speculative-draft-model-path` names; an error where nothing is
+    known of it, or where the model has no layers that could guess."""
+    options = question.options
+    method = str(options.get("speculative_algorithm") or "").upper()
+    name, where = draft_name(options), "speculative_algorithm"
+    if not method or method == TEXT_ALONE or question.draft_left_out:
+        return None
+    if method not in METHODS:
+        raise InputError.one(
+            f"`--speculative-algorithm {method[:40]}` is not supported yet",
+            where=where,
+            hint=f"supported: {', '.join((*METHODS, TEXT_ALONE))}",
+        )
+    if name and name == question.subject.name and own_draft(question):
+        return None
+    if name:
+        return draft_of(METHODS[method], name, question.draft, where)
+    if own_draft(question):
+        return None
+    raise InputError.one(
+        f"`--speculative-algorithm {method}`: `{question.subject.name[:80]}` has no layers that "
+        "guess tokens",
+        where=where,
+        hint="name a draft: `--speculative-draft-model-path MODEL`",
+    )
+
+
+# speculative/spec_info.py SpeculativeAlgorithm, 0.5.18, and the kind of draft that each one loads
+METHODS = {
+    "EAGLE": EAGLE,
+    "NEXTN": EAGLE,
+    "EAGLE3": EAGLE3,
+    "STANDALONE": MODEL,
+    "DFLASH": DFLASH,
+}
 
 
 def uncounted(question: Question, graphs: int) -> list[Problem]:
     """Words about what is not counted."""
     options, found = question.options, list[Problem]()
-    method = str(options.get("speculative_algorithm") or TEXT_ALONE).upper()
-    if method != TEXT_ALONE and not own_draft(question):
-        found.append(
-            Problem(
-                level="warning",
-                message="the draft model of speculative decoding is not counted",
-                where="speculative_algorithm",
-            )
-        )
     if graphs and not options.get("disable_cuda_graph"):
         found.append(
             Problem(

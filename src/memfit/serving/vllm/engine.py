@@ -8,6 +8,7 @@ from typing import Any
 from memfit.errors import InputError, Problem
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
+from memfit.serving import separate_drafts
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.result import Pool, ServingAnswer
@@ -79,7 +80,9 @@ class VLLM:
         device = question.devices[0] if question.devices else None
         # platforms/rocm.py get_current_memory_usage: total less free, so all that was reserved
         rocm = device is not None and device.gpu is not None and device.gpu.vendor == "amd"
-        draft = draft_sizes(setup.draft, setup.model, setup.rank)
+        draft = list(draft_sizes(setup.draft, setup.model, setup.rank))
+        if setup.separate is not None:
+            draft += separate_drafts.sizes(setup.separate, setup.model, setup.rank)
         weights = rank_bytes(setup.model, setup.rank, reserved=rocm, more=draft)
         # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
         offloaded = min(weights, setup.offload)

@@ -10,16 +10,17 @@ from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
+from memfit.serving.separate_drafts import Draft
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
 from memfit.serving.vllm.images import Images, Step, image_problems, images
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.vllm.speculation import (
-    draft_notes,
     draft_problems,
     every_state,
     guesses_of,
     own_draft,
+    separate_draft,
     state_pages,
 )
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
@@ -69,7 +70,8 @@ class Setup:
     blocks: int = 0
     sm: tuple[int, int] | None = None
     images: Images = Images()  # in the profiling run
-    draft: tuple[Layer, ...] = ()  # layers that guess tokens ahead
+    draft: tuple[Layer, ...] = ()  # the model's own layers that guess tokens ahead
+    separate: Draft | None = None  # a draft model of its own
     guesses: int = 0  # tokens ahead
     state_pages: int = 1  # of a request's state in each layer
     every_state: bool = False  # a cached prefix keeps the state of each block
@@ -93,6 +95,7 @@ def set_up(question: Question) -> Setup:
     width = width_of(model, options, problems)
     problems += count_problems(question, gpus)
     raise_errors(problems)
+    separate = separate_draft(question)
     compiles = compiles_kernels(question, rules)
     batched, requests = step_sizes(question, rules, length)
     seen = seen_images(question, rules, width, (length, batched, requests))
@@ -126,6 +129,7 @@ def set_up(question: Question) -> Setup:
         sm=capability(question),
         images=seen or Images(),
         draft=own_draft(question),
+        separate=separate,
         guesses=guesses_of(options),
         state_pages=state_pages(question, rules),
         every_state=every_state(question, rules),
@@ -240,7 +244,6 @@ def notes(question: Question, compiles: bool, images: Images | None) -> list[Pro
         found.append(profiled_note())
     if compiles:
         found.append(compiling_note())
-    found += draft_notes(question)
     return found + [
         Problem(level="warning", message=f"{what} not counted", where=name)
         for name, what in UNCOUNTED.items()

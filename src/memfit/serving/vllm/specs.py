@@ -28,7 +28,8 @@ def layer_specs(setup: Setup) -> list[Spec]:
     # platforms/cuda.py: the kernel of sparse latent attention wants blocks of 64 tokens
     block_size = SPARSE_BLOCK if sparse else setup.block
     target = setup.model.layers[setup.rank.layers[0] : setup.rank.layers[1]]
-    for layer in (*target, *setup.draft):
+    separate = setup.separate.layers if setup.separate is not None else ()
+    for layer in (*target, *setup.draft, *separate):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memfit.errors import Problem
+from memfit.errors import InputError, Problem
 from memfit.model.modules import Layer
 from memfit.serving.base import Question
 from memfit.serving.drafts import draft_layers
+from memfit.serving.separate_drafts import KINDS, Draft, draft_name, draft_of
 from memfit.serving.vllm.images import NO_OBJECT, is_integer
 from memfit.serving.vllm.rules import Rules
 
@@ -72,22 +73,40 @@ def draft_problems(options: Mapping[str, Any]) -> list[Problem]:
 def own_draft(question: Question) -> tuple[Layer, ...]:
     """The model's own draft layers, where `speculative_config` asks for them."""
     model = question.subject.model
-    given = question.options.get("speculative_config") or {}
-    method = given.get("method") or ""
-    if model is None or not method.endswith("mtp"):
+    if model is None or not method_of(question.options).endswith("mtp"):
         return ()
     return draft_layers(model, question.subject.config)
 
 
-def draft_notes(question: Question) -> list[Problem]:
-    """A word about draft models that are not the model's own layers."""
-    given = question.options.get("speculative_config") or {}
-    if not given or given.get("method") in MODEL_FREE or own_draft(question):
-        return []
-    return [
-        Problem(
-            level="warning",
-            message="the draft model of speculative decoding is not counted",
-            where="speculative_config",
+def method_of(options: Mapping[str, Any]) -> str:
+    given = options.get("speculative_config") or {}
+    return str(given.get("method") or "") if isinstance(given, Mapping) else ""
+
+
+def separate_draft(question: Question) -> Draft | None:
+    """The draft of its own that `speculative_config` names; an error where nothing is known of it,
+    or where the model has no layers that could guess."""
+    options, where = question.options, "speculative_config"
+    given, method, name = options.get(where) or {}, method_of(options), draft_name(options)
+    if not given or method in MODEL_FREE or question.draft_left_out:
+        return None
+    if method.endswith("mtp") or (not name and not method):
+        if own_draft(question) or not method:
+            return None
+        raise InputError.one(
+            f"`method: {method[:40]}`: `{question.subject.name[:80]}` has no layers that guess "
+            "tokens",
+            where=where,
+            hint='leave it out, or name a draft: `{"method": "eagle3", "model": …}`',
         )
-    ]
+    if method and method not in KINDS:
+        raise InputError.one(
+            f"`method: {method[:40]}` is not supported yet",
+            where=where,
+            hint=f"supported: mtp, {', '.join(KINDS)}, {', '.join(MODEL_FREE)}",
+        )
+    if not name:
+        raise InputError.one(
+            f"`method: {method[:40]}` needs the draft's name under `model`", where=where
+        )
+    return draft_of(method, name, question.draft, where)
