@@ -18,6 +18,7 @@ from memfit.graph import Graph, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
+from memfit.model.families._captured import LATE
 from memfit.model.families._chains import CACHED, ENCODED, ChainRow, key_of
 from memfit.trace import samples
 from memfit.trace.capture import Run, forward_of
@@ -205,7 +206,9 @@ def leaving_of(
             if len(readers[title]) == 1 or title == passed_on(chain, follow):
                 continue
         found[role_of(title, "", kinds)] = number
+    late = {int(one.rpartition(":")[2]) for one in chain.late if one.rpartition(":")[0] == place}
     if place in kinds:
+        found |= {f"{LATE}{number}": number for number in sorted(late)}
         found |= cached(piece, set(found.values()))
     for name, (at, number) in chain.results.items():
         if at == place and place == FINAL:
@@ -215,7 +218,7 @@ def leaving_of(
         elif at == place and number not in found.values():
             found[role_of(f"{place}:{number}", "", kinds)] = number
     repeated = list(kinds.values()).count(kinds.get(place, place)) > 1
-    if repeated and any(name != "x" and not name.startswith(CACHED) for name in found):
+    if repeated and any(name != "x" and not name.startswith((CACHED, LATE)) for name in found):
         raise Refused(f"`{place}`, one of several layers alike, makes values that others read")
     return found
 

@@ -23,6 +23,7 @@ class Chain:
     pieces: Mapping[str, Piece]
     results: Mapping[str, tuple[str, int]]
     history: bool = False  # every layer's result is kept until the last one has run
+    late: frozenset[str] = frozenset()  # what layers return and nobody reads
 
     @property
     def layers(self) -> list[str]:
@@ -48,6 +49,7 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
     """The pieces, without what lets go of the ignored values."""
     builder = Builder(run, frozenset({MIDDLE, FINAL}))
     last = before = START
+    late: set[str] = set()
     for one, name in zip(run.log, segment_names(run.log), strict=True):
         if isinstance(one, int):
             owner = builder.root.get(one)
@@ -56,6 +58,8 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
             title = "" if owner is None else f"{owner[0]}:{owner[1]}"
             if title in ignored or (owner is not None and owner[0] == before not in ENDS):
                 builder.now = ""  # what a loop over layers lets go when it is over
+                if title not in ignored and list_of(before) == list_of(last):
+                    late.add(title)
             builder.freed(one)
         else:
             builder.call(one, name)
@@ -65,7 +69,28 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
         place = builder.latest.get(key(ref)) or builder.root.get(ref.block)
         if place is not None:
             results[name] = place
-    return Chain(pieces=builder.finished(), results=results, history=bool(ignored))
+    pieces = builder.finished()
+    return Chain(
+        pieces=pieces, results=results, history=bool(ignored), late=unread_results(pieces, late)
+    )
+
+
+def unread_results(pieces: Mapping[str, Piece], found: set[str]) -> frozenset[str]:
+    """Of what goes when the next layer has returned, that which no layer reads. The last layer's
+    goes when it returns itself; in its graph, as in the others, it does not."""
+    read = {title for piece in pieces.values() for title in piece.given}
+    late = {title for title in found if title not in read}
+    names = [name for name in pieces if name not in ENDS]
+    for name, after in zip(names, [*names[1:], ""], strict=True):
+        if list_of(name) == list_of(after):
+            continue
+        piece = pieces[name]
+        alike = [one for one in late if list_of(one) == list_of(name)]
+        for number in {int(one.rpartition(":")[2]) for one in alike}:
+            if number < len(piece.values) and piece.values[number].until == len(piece.calls):
+                piece.values[number].until = None
+                late.add(f"{name}:{number}")
+    return frozenset(late)
 
 
 def segment_names(log: Sequence[Call | int]) -> list[str]:

@@ -12,6 +12,7 @@ from memfit.lower.captured import linears_of
 from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
+from memfit.model.families._captured import LATE
 from memfit.model.families._chains import CACHED, ENCODED
 from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.program import Program
@@ -95,7 +96,8 @@ def passed(
     out = found.pop("x")
     if ctx.job.checkpointing == "none":  # with checkpoints models make no cache
         ctx.caches += [one.detach() for name, one in found.items() if name.startswith(CACHED)]
-    others = {name: one for name, one in found.items() if not name.startswith(CACHED)}
+    ctx.results += [one for name, one in found.items() if name.startswith(LATE)]
+    others = {name: one for name, one in found.items() if not name.startswith((CACHED, LATE))}
     ctx.shared = {**ctx.shared, **others}
     return out
 
@@ -117,6 +119,7 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     """From the last layer to the loss, or to the first result where there are no labels. The model
     returns its results to a caller that lets go of them."""
     ctx.shared = without_history(ctx)
+    ctx.results.clear()
     run = of_piece("final", ctx)
     labelled = ctx.job.training
     linears = linears_of(ctx.program.model)
