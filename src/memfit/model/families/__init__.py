@@ -72,13 +72,30 @@ def family(
     return add
 
 
+def forget(model_type: str) -> None:
+    """Let a family be registered anew."""
+    _FAMILIES.pop(model_type, None)
+
+
 @cache
 def families() -> Mapping[str, Family]:
     """Every `model_type` with its family. A family's file must be named after one of the types it
     reads."""
+    import_modules()
+    import_module(f"{__name__}._rows").load_all()
+    return _FAMILIES
+
+
+def import_modules() -> None:
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
-    return _FAMILIES
+
+
+def written_by_hand(model_type: str) -> bool:
+    """Whether a module reads this type; others are described by a file of data."""
+    described = import_module(f"{__name__}._rows").names()
+    import_modules()
+    return model_type in _FAMILIES and model_type not in described
 
 
 def find(model_type: str) -> Family:
@@ -89,7 +106,8 @@ def find(model_type: str) -> Family:
         try:
             import_module(f"{__name__}.{file}")
         except ModuleNotFoundError:
-            families()
+            if not import_module(f"{__name__}._rows").load(model_type):
+                families()
     if model_type in _FAMILIES:
         return _FAMILIES[model_type]
     close = nearest(model_type, families(), 1)

@@ -176,9 +176,14 @@ def captured(*rows: Row, choose: Callable[[Fields], int] = lambda fields: 0) -> 
     return rows[0]
 
 
+MADE: dict[str, Mapping[str, Any]] = {}  # graphs of families that have no file yet
+
+
 @cache
 def stored(name: str, setting: str = "") -> Mapping[str, Any]:
     """The file of a family's graphs in a setting."""
+    if name in MADE and not setting:
+        return MADE[name]
     place = place_of(name, setting)
     found: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     return found
