@@ -729,6 +729,10 @@ VERBS: dict[str, Verb] = {
             name="capture",
             help="capture the layer graphs of a model family",
         ),
+        Verb(
+            name="new-family",
+            help="make the row and the graphs of a model type",
+        ),
     )
 }
 

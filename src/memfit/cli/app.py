@@ -614,6 +614,18 @@ def capturing(verb: Verb) -> click.Command:
     )
 
 
+def making_family(verb: Verb) -> click.Command:
+    from memfit.cli import new_family as cli_new_family
+
+    return Sections(
+        "new-family",
+        callback=cli_new_family.run,
+        params=[*cli_new_family.PARAMETERS, *output(explain=False)],
+        help=cli_new_family.HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
+
+
 BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "estimate": estimating,
     "card": carding,
@@ -626,6 +638,7 @@ BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "report": reporting,
     "cache": caching,
     "capture": capturing,
+    "new-family": making_family,
 }
 
 

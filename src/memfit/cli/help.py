@@ -91,6 +91,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "report": ("measured", "out", "gpu", "use", *JOB, *OUTPUT),
     "cache": ("clear", *OUTPUT),
     "capture": ("out", *OUTPUT),
+    "new-family": ("out", *OUTPUT),
     "models": OUTPUT,
     "gpus": OUTPUT,
 }
@@ -133,6 +134,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "cache": ("memfit cache", "memfit cache --clear"),
     "capture": ("memfit capture qwen3_next", "memfit capture llama --out llama.json"),
+    "new-family": ("memfit new-family roformer", "memfit new-family roformer --out families"),
     "models": ("memfit models", "memfit models qwen3 8b"),
     "gpus": ("memfit gpus", "memfit gpus a100 --json"),
 }

@@ -1,0 +1,66 @@
+"""`memfit new-family`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from memfit.api.new_family import NewFamily, new_family, write_family
+
+HELP = """\
+{help}.
+
+Runs the classes of an encoder on fake tensors with each field of its config changed, captures the
+layers, and compares parameters and peaks with the real code. What is not exact is refused. Needs
+the extra `trace`; runs code of the installed library only.
+"""
+PARAMETERS = (
+    click.Argument(["model_type"], metavar="MODEL_TYPE"),
+    click.Option(
+        ["--out"],
+        default="",
+        metavar="FOLDER",
+        help="folder for `rows/` and `graphs/` [default: none]",
+    ),
+)
+
+
+def run(model_type: str, out: str, as_json: bool) -> tuple[int, str]:
+    found = new_family(model_type)
+    places = write_family(found, Path(out)) if out else ()
+    if as_json:
+        answer = {"family": model_type, "row": found.row, "left_out": dict(found.left_out)}
+        return 0, json.dumps(answer, indent=2)
+    lines = described(found)
+    return 0, "\n".join([*lines, *(["", *(f"written to {one}" for one in places)] if out else [])])
+
+
+def described(found: NewFamily) -> list[str]:
+    """What was found out about the fields of the config."""
+    row, origin = found.row, found.graphs["origin"]
+    sizes = [key if key == name else f"{key} ({name})" for name, key in row["dims"].items()]
+    divided = [f"{small} divides {large}" for large, small in row["ratios"]]
+    equal = [f"{key} equals {name}" for key, name in row["equal"].items()]
+    rates = list(row["rates"])
+    rows = {
+        "heads": row["heads"],
+        "sizes": sizes,
+        "relations": [*divided, *equal],
+        "dropout": rates,
+        "no effect": [key for key in row["silent"] if key not in row["equal"]],
+        "refused": [*row["absent"], *row["refused"]],
+    }
+    graphs = found.graphs["graphs"]
+    return [
+        f"{found.model_type}: from {origin['class']}, transformers {origin['transformers']}",
+        "parameters equal those of transformers, peaks are within 0.5 % of the trace",
+        "",
+        *(f"  {name:10} {', '.join(values)}" for name, values in rows.items() if values),
+        f"  {'graphs':10} {len(graphs)}",
+        *(f"  left out   {head}: {why}" for head, why in found.left_out.items()),
+    ]
+
+
+__all__ = ["HELP", "PARAMETERS", "run"]

@@ -1,0 +1,103 @@
+"""Compares a family that was just made with the real code: parameters tensor by tensor, and peaks
+with the trace's on sizes that no graph was captured with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.classes import CLASSES
+from memfit.model.families import build
+from memfit.model.families._chains import ChainRow
+from memfit.model.modules import Model
+from memfit.simulate.memory import memory
+from memfit.trace import classes, trace_config
+from memfit.trace.program import configuration
+
+WORST = 0.005  # of the peak that the trace has
+PRECISIONS = ("bf16", "fp32", "autocast-bf16", "fp16", "autocast-fp16")
+CASES: tuple[dict[str, Any], ...] = (
+    {"batch": 5, "seq": 96, "packing": False},
+    {"batch": 1, "seq": 100, "method": "lora"},
+    {"batch": 6, "seq": 80, "packing": False, "checkpointing": "full", "keep_outputs": True},
+    {"batch": 3, "seq": 111, "task": "inference"},
+)
+
+
+def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]:
+    """A config with sizes of its own, the class's rates of dropout and another number of labels."""
+    kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
+    end = next(end for end, name in CLASSES.items() if name == head)
+    return {
+        **kept,
+        **sizes,
+        "dtype": "bfloat16",
+        "num_labels": 2 if head == "question-answering" else 7,
+        "architectures": [end],
+    }
+
+
+def first_linear(model: Model) -> str:
+    """A linear layer of attention, for adapters."""
+    return next(model.layers[0].linears()).name.rpartition(".")[2]
+
+
+def off(config: Mapping[str, Any], job: Job) -> float:
+    """How far the peak is from the trace's, as a share of it."""
+    ours = memory(lower(build(config), job)).allocated
+    return ours / memory(trace_config(config, job)).allocated - 1
+
+
+def unlike_parameters(config: Mapping[str, Any], head: str) -> str:
+    """The first parameter that differs from those of transformers' class; empty where none does."""
+    own = configuration(config, None)
+    with torch.device("meta"):
+        theirs = classes.builder(head, own).from_config(own)
+    expected = {key: tuple(one.shape) for key, one in theirs.named_parameters()}
+    found = {one.name: one.shape for one in build(config).weights()}
+    names = expected.keys() | found.keys()
+    return min((one for one in names if expected.get(one) != found.get(one)), default="")
+
+
+def refused_precisions(config: Mapping[str, Any], head: str) -> tuple[str, ...]:
+    """Those in which peaks are not the trace's, or nothing runs."""
+    jobs = {one: Job(**CASES[0], head=head, precision=one) for one in PRECISIONS}
+    return tuple(one for one, job in jobs.items() if fault(config, job))
+
+
+def fault(config: Mapping[str, Any], job: Job) -> str:
+    """What is wrong with the answer to one job; empty where nothing is."""
+    try:
+        share = off(config, job)
+    except InputError as bad:
+        return bad.problems[0].message
+    if abs(share) <= WORST:
+        return ""
+    return f"its peak is {share:+.2%} off the trace's"
+
+
+def head_fault(row: ChainRow, sizes: Mapping[str, int], head: str) -> str:
+    """What is wrong with one head of a family."""
+    config = unseen(row, sizes, head)
+    name = unlike_parameters(config, head)
+    if name:
+        return f"`{name}` is not as in transformers"
+    free = [one for one in PRECISIONS if one not in row.refused]
+    for place, case in enumerate(CASES):
+        if case.get("checkpointing") and not row.checkpoints:
+            continue
+        given = {**case, "optimizer": "adamw_fused", "precision": free[place % len(free)]}
+        if "method" in case:
+            given["targets"] = first_linear(build(config))
+        found = fault(config, Job(head=head, **given))
+        if found:
+            words = ", ".join(f"{key} {value}" for key, value in given.items())
+            return f"{found} ({words})"
+    return ""
+
+
+__all__ = ["head_fault", "refused_precisions", "unseen"]

@@ -1,0 +1,84 @@
+"""Makes the files of a family: its row as data, its graphs, and what the comparison with the real
+code found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.graph.solve import Unsolved
+from memfit.model.families import _captured, _chains, forget
+from memfit.model.families._rows import row_of
+from memfit.trace.chain_files import chain_file, setting
+from memfit.trace.family_check import head_fault, refused_precisions, unseen
+from memfit.trace.new_family import refuse, row_data
+from memfit.trace.segments import Refused
+
+SHOWN = 3  # examples that are captured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A family. `left_out`: heads that it does not have, and why."""
+
+    row: Mapping[str, Any]
+    graphs: Mapping[str, Any]
+    left_out: Mapping[str, str]
+
+
+def made(kind: str) -> Made:
+    """The family of a type of models; raises InputError where none of its heads can be written and
+    agrees with the real code."""
+    data, left_out = row_data(kind)
+    last = {key: values[SHOWN] for key, values in data["sizes"].items()}
+    data["sizes"] = {key: values[:SHOWN] for key, values in data["sizes"].items()}
+    data, more = capturable(data)
+    left_out |= more
+    while data["heads"]:
+        graphs = registered(data)
+        config = unseen(row_of(data), last, data["heads"][0])
+        data = {**data, "refused": list(refused_precisions(config, data["heads"][0]))}
+        registered(data, graphs)
+        faults = {head: head_fault(row_of(data), last, head) for head in data["heads"]}
+        faults = {head: why for head, why in faults.items() if why}
+        left_out |= faults
+        if not faults:
+            return Made(row=data, graphs=graphs, left_out=left_out)
+        data = {**data, "heads": [one for one in data["heads"] if one not in faults]}
+    raise refuse(kind, "; ".join(f"{head}: {why}" for head, why in left_out.items()))
+
+
+def capturable(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """With the heads whose graphs can be written, and the kinds of layers that there are."""
+    left_out: dict[str, str] = {}
+    for kinds in (["layer"], ["first", "layer"]):
+        left_out = {}
+        for head in data["heads"]:
+            try:
+                setting(row_of({**data, "kinds": kinds}), head, masked=False, alone=False)
+            except (Refused, Unsolved) as bad:
+                left_out[head] = str(bad)
+        if len(left_out) < len(data["heads"]):
+            break
+    heads = [one for one in data["heads"] if one not in left_out]
+    return {**data, "kinds": kinds, "heads": heads}, left_out
+
+
+def registered(
+    data: Mapping[str, Any], graphs: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """The graphs of a row, which is known in this process from now on."""
+    row = row_of(data)
+    if graphs is None:
+        graphs = json.loads(json.dumps(chain_file(row)))
+    _captured.MADE[row.name] = graphs
+    _captured.stored.cache_clear()
+    _chains.graphs_of.cache_clear()
+    forget(row.name)
+    _chains.chained(row)
+    return graphs
+
+
+__all__ = ["Made", "made"]

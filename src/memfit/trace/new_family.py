@@ -1,0 +1,388 @@
+"""`memfit new-family`: the row of an encoder from its config class in transformers. Every statement
+of the row is the outcome of a run on fake tensors with that field changed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.trace import classes
+from memfit.trace.family_sizes import WIDE, columns
+from memfit.trace.graph_files import SILENT
+from memfit.trace.probes import Change, Seen, change, seen
+from memfit.trace.program import configuration
+from memfit.trace.real_positions import positions_left
+
+LAYERS = 3
+RATES = (0.11, 0.13, 0.17, 0.19, 0.23, 0.29, 0.31, 0.37)
+ORDER: tuple[Change, ...] = ("nothing", "rates", "shapes", "code", "fails")
+# A config without these is no config of a model, whatever the class puts in their place.
+DECISIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
+LENGTHS = (16, 100, 331, 509)  # tokens of sequences that must run the same code
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A type of models while its row is found out. `base`: what is changed of its defaults in every
+    run; `before`: the pass of each head with these."""
+
+    kind: str
+    whole: Mapping[str, Any]  # the class's defaults
+    names: Mapping[str, str]  # usual names of fields, and what this class calls them
+    base: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Seen] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # heads, and why
+
+    def key(self, usual: str) -> str:
+        return self.names.get(usual, usual)
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        return {"model_type": self.kind, **self.base, **changes}
+
+    def changed(self, **changes: Any) -> Change:
+        """What these fields change in any head; a head that fails ends it."""
+        found: Change = "nothing"
+        for head, before in self.before.items():
+            one = change(before, seen(self.config(**changes), head))
+            found = max(found, one, key=ORDER.index)
+            if found == "fails":
+                break
+        return found
+
+
+def refuse(kind: str, why: str, hint: str = "") -> InputError:
+    return InputError.one(f"no row for `{kind}`: {why}", where="family", hint=hint)
+
+
+def row_data(kind: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The row of a type of models as data, and the heads that it leaves out, with why."""
+    subject = subject_of(kind)
+    layers = subject.key("num_hidden_layers")
+    if not isinstance(subject.whole.get(layers), int):
+        raise refuse(kind, f"its config has no integer `{layers}`")
+    subject.base = {layers: LAYERS, **per_layer(subject, layers)}
+    rates = rates_of(subject)
+    dims, equal, fixed = sizes_of(subject, layers, rates)
+    ratios = ratios_of(subject, dims)
+    dims = [key for key in dims if not picky(subject, key, dims, ratios)]
+    unlike = unlike_of(subject, dims, ratios)
+    own = [key for key, name in equal.items() if followed(subject, key, [name]) != name]
+    lengths(subject, dims)
+    quiet = silent(subject, {layers, *rates, *dims, *equal, *fixed})
+    sizes = columns(subject, dims, ratios, equal)
+    positions = subject.key("max_position_embeddings")
+    before = positions_left(subject.config(**first(sizes)), positions, next(iter(subject.before)))
+    usual = {name: key for key, name in subject.names.items()}
+    named = {usual.get(key, key): key for key in dims}
+    back = {key: name for name, key in named.items()}
+    return {
+        "type": kind,
+        "layers": layers,
+        "kinds": ["layer"],
+        "dims": named,
+        "ratios": [[back[large], back[small]] for large, small in ratios],
+        "equal": {key: back[name] for key, name in equal.items()},
+        "unlike": [[back[one], back[other]] for one, other in unlike],
+        "fixed": lists_of(subject, {layers, *rates, *dims, *equal}),
+        "base": subject.base,
+        "sizes": {key: list(values) for key, values in sizes.items()},
+        "heads": list(subject.before),
+        "rates": rates,
+        "silent": [*quiet, *equal],
+        "absent": absent(subject, {layers, *rates, *dims, *equal}),
+        "positions": positions,
+        "limited": before is not None,
+        "before": before or 0,
+        "checkpoints": checkpoints(subject),
+        "refused": [],
+        "defaults": {
+            key: subject.whole[key]
+            for key in (*dims, *own)
+            if key not in map(subject.key, DECISIVE)
+        },
+    }, subject.left_out
+
+
+def first(sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    return {key: values[0] for key, values in sizes.items()}
+
+
+def subject_of(kind: str) -> Subject:
+    """The defaults of its config class."""
+    from transformers import CONFIG_MAPPING
+
+    from memfit.registry import nearest
+
+    if kind not in CONFIG_MAPPING:
+        close = nearest(kind, list(CONFIG_MAPPING), 1)
+        hint = f"did you mean `{close[0]}`?" if close else ""
+        raise refuse(kind[:60], "the installed transformers has no such model type", hint)
+    own = configuration({"model_type": kind}, None)
+    if getattr(own, "is_encoder_decoder", False):
+        raise refuse(kind, "it has a decoder beside its encoder, and the command writes encoders")
+    names = dict(type(own).attribute_map)
+    return Subject(kind=kind, whole=own.to_dict(), names=names)
+
+
+def per_layer(subject: Subject, layers: str) -> dict[str, Any]:
+    """Lists with an entry a layer, cut to as many as are run."""
+    return {
+        key: value[:LAYERS]
+        for key, value in subject.whole.items()
+        if isinstance(value, list) and len(value) == subject.whole[layers] > LAYERS
+    }
+
+
+# ------------------------------------------------------------------------------------------- rates
+def rates_of(subject: Subject) -> dict[str, float | str]:
+    """Fields that give rates of dropout, each with the class's default: each has a value of its own
+    in the run and appears as such. Sets the base, and the heads that run."""
+    named = [
+        key
+        for key, value in subject.whole.items()
+        if "drop" in key
+        and (value is None or type(value) in (int, float))
+        and "layerdrop" not in key
+    ]
+    given = dict(zip(named, RATES, strict=False))
+    runs: dict[str, Seen] = {}
+    for head in classes.SILENT[1:] + classes.SILENT[:1]:
+        if classes.builder(head, configuration(subject.config(), None)) is None:
+            continue
+        found = seen(subject.config(**given), head)
+        if isinstance(found, str):
+            subject.left_out[head] = found
+        else:
+            runs[head] = found
+    if not runs:
+        why = next(iter(subject.left_out.values()), "transformers has no class with a head for it")
+        raise refuse(subject.kind, why)
+    shown = {rate for one in runs.values() for rate in one.rates if rate}
+    if unknown := sorted(shown - set(given.values())):
+        raise refuse(subject.kind, f"no field of its config gives the dropout rate {unknown[0]}")
+    used = {key: rate for key, rate in given.items() if rate in shown}
+    subject.base |= used
+    for head in runs:
+        again = seen(subject.config(), head)
+        assert not isinstance(again, str)
+        subject.before[head] = again
+    return {key: default_rate(subject, key, used) for key in used}
+
+
+def default_rate(subject: Subject, key: str, used: Mapping[str, float]) -> float | str:
+    """The class's default: a number, or the field that stands for an absent one."""
+    default = subject.whole[key]
+    if default is not None:
+        return float(default)
+    fields = {rate: name for name, rate in used.items()}
+    for head, before in subject.before.items():
+        after = seen(subject.config(**{key: None}), head)
+        if isinstance(after, str):
+            raise refuse(subject.kind, f"`{key}` null: {after}")
+        if len(after.rates) != len(before.rates):
+            return 0.0
+        for old, new in zip(before.rates, after.rates, strict=True):
+            if old == used[key]:
+                return fields[new] if new in fields else float(new or 0.0)
+    return 0.0
+
+
+# ------------------------------------------------------------------------------------------- sizes
+def sizes_of(
+    subject: Subject, layers: str, rates: Iterable[str]
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Integers that move shapes and no operation; those that must equal one of these; and those
+    that the code depends on."""
+    positions = subject.key("max_position_embeddings")
+    asked = [
+        key
+        for key, value in subject.whole.items()
+        if type(value) is int
+        and value > 0
+        and key not in (layers, *rates)
+        and (key == positions or not SILENT.fullmatch(key))
+    ]
+    outcome = {key: varied(subject, key) for key in asked}
+    dims = [key for key, found in outcome.items() if found == "shapes"]
+    equal: dict[str, str] = {}
+    fixed: list[str] = []
+    for key in asked:
+        follows = followed(subject, key, dims)
+        if follows:
+            equal[key] = follows
+        elif outcome[key] == "fails":
+            pair = together(subject, key, [one for one in asked if one != key])
+            if pair in dims:
+                equal[key] = pair
+            elif pair and pair not in equal and pair < key:
+                dims.append(pair)
+                equal[key] = pair
+            elif not pair:
+                fixed.append(key)
+        elif outcome[key] == "code":
+            fixed.append(key)
+    dims = [key for key in dims if key not in equal]
+    return dims, equal, fixed
+
+
+def varied(subject: Subject, key: str) -> Change:
+    """What other values of one field change: of those that run, the gravest."""
+    value = subject.whole[key]
+    found = [subject.changed(**{key: other}) for other in (2 * value, 3 * value)]
+    if all(one == "fails" for one in found):
+        found = [subject.changed(**{key: other}) for other in (value + 1, max(1, value // 2))]
+    runs = [one for one in found if one != "fails"]
+    return max(runs, key=ORDER.index) if runs else "fails"
+
+
+def picky(
+    subject: Subject, key: str, dims: Sequence[str], ratios: Sequence[tuple[str, str]]
+) -> bool:
+    """Whether some values do not run, for another reason than that they divide nothing: then only
+    the default is known to."""
+    if any(key in pair for pair in ratios) or subject.whole[key] >= WIDE:
+        return False
+    value = subject.whole[key]
+    return any(subject.changed(**{key: other}) == "fails" for other in (value + 1, 2 * value))
+
+
+def followed(subject: Subject, key: str, dims: Sequence[str]) -> str:
+    """The size that the class puts in place of this field where it is not given."""
+    for name in dims:
+        if name == key or subject.whole[name] != subject.whole[key]:
+            continue
+        twice = 2 * subject.whole[name]
+        whole = configuration(subject.config(**{name: twice}), None).to_dict()
+        if whole[key] == twice:
+            return name
+    return ""
+
+
+def together(subject: Subject, key: str, others: Sequence[str]) -> str:
+    """The field that has to change with this one, to the same value."""
+    value = subject.whole[key]
+    for name in others:
+        if subject.whole[name] != value:
+            continue
+        if subject.changed(**{key: 2 * value, name: 2 * value}) in ("shapes", "rates"):
+            return name
+    return ""
+
+
+def ratios_of(subject: Subject, dims: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of which the second must divide the first: a run with one more of the second fails, and
+    passes where the first follows."""
+    found: list[tuple[str, str]] = []
+    for small in dims:
+        count = subject.whole[small] + 1
+        larger = [key for key in dims if key != small and subject.whole[key] > subject.whole[small]]
+        divided = [key for key in larger if subject.whole[key] % subject.whole[small] == 0]
+        if subject.changed(**{small: count}) != "fails":
+            continue
+        for large in divided:
+            each = subject.whole[large] // subject.whole[small]
+            if subject.changed(**{small: count, large: count * each}) != "fails":
+                found.append((large, small))
+                break
+    return found
+
+
+def unlike_of(
+    subject: Subject, dims: Sequence[str], ratios: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Widths that must differ: where they are equal other code runs."""
+    small = {small for _, small in ratios}
+    wide = [key for key in dims if key not in small and subject.whole[key] >= 64]
+    return [
+        (one, other)
+        for one, other in itertools.combinations(wide, 2)
+        if subject.whole[one] != subject.whole[other]
+        and subject.changed(**{one: subject.whole[other]}) == "code"
+    ]
+
+
+def lengths(subject: Subject, dims: Sequence[str]) -> None:
+    """Sequences of other lengths must run the same code."""
+    positions = subject.key("max_position_embeddings")
+    most = subject.whole.get(positions)
+    for head in subject.before:
+        for length in LENGTHS:
+            if isinstance(most, int) and positions in dims and length + 3 > most:
+                continue
+            after = seen(subject.config(), head, seq=length)
+            if isinstance(after, str):
+                raise refuse(subject.kind, f"{length} tokens: {after}")
+            if change(subject.before[head], after) == "code":
+                raise refuse(subject.kind, f"it runs other operations on {length} tokens")
+
+
+# ------------------------------------------------------------------------------------ other fields
+def silent(subject: Subject, known: Iterable[str]) -> list[str]:
+    """Fields of which other values change nothing."""
+    asked = {}
+    for key, value in subject.whole.items():
+        if key in known or key.startswith("_") or SILENT.fullmatch(key):
+            continue
+        if isinstance(value, bool):
+            asked[key] = not value
+        elif type(value) in (int, float):
+            asked[key] = 2 * value + (1 if type(value) is int else 0.25)
+    return sorted(quiet_of(subject, asked))
+
+
+def quiet_of(subject: Subject, asked: Mapping[str, Any]) -> list[str]:
+    """Those that change nothing: all at once, else by halves."""
+    if not asked:
+        return []
+    if subject.changed(**asked) == "nothing":
+        return list(asked)
+    if len(asked) == 1:
+        return []
+    middle = len(asked) // 2
+    items = list(asked.items())
+    return [*quiet_of(subject, dict(items[:middle])), *quiet_of(subject, dict(items[middle:]))]
+
+
+def absent(subject: Subject, known: Iterable[str]) -> list[str]:
+    """Fields that are null or empty by default, and may bring code that was not captured."""
+    return [
+        key
+        for key, value in subject.whole.items()
+        if key not in known
+        and not key.startswith("_")
+        and not SILENT.fullmatch(key)
+        and (value is None or value == {})
+    ]
+
+
+def lists_of(subject: Subject, known: Iterable[str]) -> dict[str, Any]:
+    """Lists and objects that the captured code was run with."""
+    return {
+        key: value
+        for key, value in subject.whole.items()
+        if key not in known
+        and not key.startswith("_")
+        and not SILENT.fullmatch(key)
+        and isinstance(value, (list, dict))
+        and value
+    }
+
+
+def checkpoints(subject: Subject) -> bool:
+    """Whether the class supports gradient checkpointing."""
+    import transformers
+
+    names = {one.run.cls for one in subject.before.values()}
+    return all(getattr(transformers, name).supports_gradient_checkpointing for name in names)
+
+
+__all__ = ["Subject", "row_data"]

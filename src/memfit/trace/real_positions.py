@@ -1,0 +1,46 @@
+"""How many positions tokens can have: a small model runs on the CPU on longer and longer
+sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from memfit.errors import InputError
+from memfit.trace import classes
+from memfit.trace.program import configuration
+
+BEYOND, MOST = 24, 8  # tokens more than there are positions; positions that no token may have
+
+
+def positions_left(config: Mapping[str, Any], key: str, head: str) -> int | None:
+    """How many positions of the field `key` no token has; None where sequences may be longer than
+    it says."""
+    own = configuration(config, None)
+    count = getattr(own, key, None)
+    if not isinstance(count, int):
+        count = 64
+    torch.manual_seed(0)
+    model = classes.builder(head, own).from_config(own).eval()
+    if runs(model, count + BEYOND):
+        return None
+    for left in range(MOST):
+        if runs(model, count - left):
+            return left
+    message = f"no row for `{own.model_type}`: it does not run on {count - MOST} tokens"
+    raise InputError.one(message, where="family")
+
+
+def runs(model: Any, length: int) -> bool:
+    """Whether a sequence of this length has a position for every token."""
+    ids = torch.randint(5, min(64, model.config.vocab_size), (1, length))
+    try:
+        with torch.no_grad():
+            model(input_ids=ids)
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+__all__ = ["positions_left"]

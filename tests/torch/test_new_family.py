@@ -1,0 +1,135 @@
+"""`memfit new-family`: what it finds out about the fields of a config, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.torch.test_encoders import unseen
+
+from memfit.api.new_family import new_family, write_family
+from memfit.cli import main
+from memfit.errors import InputError
+from memfit.model.config import Fields
+from memfit.model.families import _rows, build
+from memfit.model.families._chains import CHAINS
+from memfit.trace.family_check import fault, unlike_parameters
+from memfit.trace.family_files import capturable
+from memfit.trace.new_family import Subject, rates_of, ratios_of, row_data, sizes_of, subject_of
+
+WHOLE = pytest.mark.skipif(not os.environ.get("MEMFIT_WHOLE"), reason="half a minute")
+ROWS = sorted(_rows.names())
+ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers"
+
+
+@pytest.fixture(scope="module")
+def bert() -> Subject:
+    """With the heads and the rates of dropout that its runs show."""
+    subject = subject_of("bert")
+    subject.base = {"num_hidden_layers": 2}
+    rates_of(subject)
+    return subject
+
+
+def test_changes_of_a_field_are_told_apart(bert: Subject) -> None:
+    assert bert.changed(layer_norm_eps=0.5) == "nothing"
+    assert bert.changed(hidden_dropout_prob=0.4) == "rates"
+    assert bert.changed(intermediate_size=1000) == "shapes"
+    assert bert.changed(is_decoder=True) == "code"
+    assert bert.changed(num_attention_heads=13) == "fails"
+
+
+def test_rates_have_the_defaults_of_the_class() -> None:
+    """BERT's classifiers drop out as its layers do, where they have no rate of their own."""
+    subject = subject_of("bert")
+    subject.base = {"num_hidden_layers": 1}
+    assert rates_of(subject) == dict(CHAINS["bert"].rates)
+
+
+def test_sizes_of_an_encoder_are_those_of_the_row_written_by_hand(bert: Subject) -> None:
+    dims, equal, fixed = sizes_of(bert, "num_hidden_layers", ())
+    row = CHAINS["bert"]
+    by_hand = row.dims(Fields(row.examples[0]))
+    assert {*dims, "hidden_size_each"} == set(by_hand)
+    assert equal == {}
+    assert fixed == []
+    assert ratios_of(bert, dims) == [("hidden_size", "num_attention_heads")]
+
+
+@WHOLE
+@pytest.mark.parametrize("name", ROWS)
+def test_the_command_makes_what_is_shipped(name: str) -> None:
+    found = new_family(name)
+    assert json.loads(json.dumps(found.row)) == json.loads((ROOM / f"rows/{name}.json").read_text())
+    assert found.graphs == json.loads((ROOM / f"graphs/{name}.json").read_text())
+
+
+@WHOLE
+def test_the_row_of_roberta_is_that_written_by_hand() -> None:
+    """Two positions are before the first token's."""
+    data, left_out = row_data("roberta")
+    row, by_hand = _rows.row_of(data), CHAINS["roberta"]
+    assert left_out == {}
+    assert (row.before, row.limited, row.rates) == (2, True, by_hand.rates)
+    assert row.dims(Fields(by_hand.examples[0])) == by_hand.dims(Fields(by_hand.examples[0]))
+
+
+def test_a_head_that_cannot_be_written_is_left_out() -> None:
+    """One of three sizes is not said to be one."""
+    data = json.loads((ROOM / "rows/roformer.json").read_text())
+    del data["dims"]["intermediate_size"]
+    kept, left_out = capturable({**data, "heads": ["masked-lm"]})
+    assert kept["heads"] == []
+    assert "no exact expression" in left_out["masked-lm"]
+
+
+def test_a_wrong_parameter_is_found() -> None:
+    config = unseen(CHAINS["roformer"], "masked-lm")
+    assert unlike_parameters(config, "masked-lm") == ""
+    assert unlike_parameters(config, "classification")
+
+
+def test_a_field_that_the_code_depends_on_is_refused() -> None:
+    config = unseen(CHAINS["roformer"], "classification")
+    for changes in ({"embedding_size": 64}, {"rotary_value": True}, {"hidden_act": "relu"}):
+        with pytest.raises(InputError, match="no captured graph"):
+            build({**config, **changes})
+
+
+def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
+    from memfit.api.new_family import NewFamily
+
+    found = NewFamily(model_type="x", row={"type": "x"}, graphs={"graphs": []}, left_out={})
+    row, graphs = write_family(found, tmp_path / "new")
+    assert json.loads(row.read_text()) == {"type": "x"}
+    assert json.loads(graphs.read_text()) == {"graphs": []}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_family(found, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("bert", "written by hand"),
+        ("roformr", "did you mean `roformer`"),
+        ("marian", "a decoder beside its encoder"),
+        ("funnel", "no integer `num_hidden_layers`"),
+    ],
+)
+def test_other_types_are_refused_in_a_sentence(
+    kind: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-family", kind]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_peak_that_is_off_is_said() -> None:
+    from memfit.job import Job
+
+    config: dict[str, Any] = unseen(CHAINS["roformer"], "classification")
+    assert fault(config, Job(batch=2, seq=64, head="classification")) == ""
+    assert "no captured graph" in fault(config, Job(batch=2, seq=64, attention="eager"))
