@@ -665,8 +665,9 @@ def unbuilt(config: Mapping[str, Any], name: str, origin: str) -> Model:
 
 
 def is_program(subject: str) -> bool:
-    """Whether it is a script, a notebook or a module (`-m package.module`), and no model."""
-    return subject.endswith((".py", ".ipynb")) or subject.startswith("-m ")
+    """Whether it is a script, a notebook, a module (`-m package.module`) or a command (`-- trl`),
+    and no model."""
+    return subject.endswith((".py", ".ipynb")) or subject.startswith(("-m ", "-- "))
 
 
 def script_model(path: str) -> Model:

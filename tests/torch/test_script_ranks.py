@@ -258,7 +258,7 @@ def test_every_way_to_start(tmp_path: Path, start: str, given: Any, rank: int) -
         ("mpirun -np 0 python", {}, "`mpirun` did not accept its options: `-np` is `0`"),
         ("mpirun python", {}, "`mpirun` does not say how many processes it starts"),
         ("torchrun -m", {}, r"no module `.*train\.py` is found"),
-        ("frobrun", {}, "`frobrun` is not a launcher that a trace knows"),
+        ("frobrun", {}, "`frobrun` is neither a launcher nor a command"),
         ("", {"rank": 3}, "rank 3 does not exist: the script runs as one process"),
     ],
 )

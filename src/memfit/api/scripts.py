@@ -98,7 +98,7 @@ def script_place(
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     conf = str(given.get("alloc_conf", ""))
     gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
-    if not path.startswith("-m ") and not Path(path).is_file():
+    if not path.startswith(("-m ", "-- ")) and not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "is not a file"
         problems.append(Problem(message=f"`{path}` {what}", where="script"))
     if run.rank >= run.ranks > 1:

@@ -27,6 +27,8 @@ PICTURES = (".svg", ".png", ".html")
 
 RUNNERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 PROGRAMS = (".py", ".ipynb")
+# Programs that start a script, and do nothing without one.
+STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
 class Words(NamedTuple):
@@ -82,7 +84,20 @@ def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
             return f"-m {words[place + 1]}", before(words[:place]), own
         if place and word.endswith(PROGRAMS) and not words[place - 1].startswith("--config"):
             return word, before(words[:place]), list(words[place + 1 :])
+    for place, word in enumerate(words):
+        if not is_setting(word):
+            named = Path(word).name not in STARTERS and not word.startswith(("-", "python"))
+            return (
+                (f"-- {word}", shlex.join(words[:place]), list(words[place + 1 :]))
+                if named
+                else ("", shlex.join(words), [])
+            )
     return "", shlex.join(words), []
+
+
+def is_setting(word: str) -> bool:
+    """`NAME=value` before a command, or `env`."""
+    return word == "env" or (word.partition("=")[0].isidentifier() and "=" in word)
 
 
 def before(words: Sequence[str]) -> str:

@@ -61,10 +61,10 @@ class Columns:
         self.source = source
         self.mapping = False  # whether a function runs over a marked data set
 
-    def grow(self, data: Any, name: str) -> None:
+    def grow(self, data: Any, name: str, kind: str = "") -> None:
         if not name or name in data._data.column_names:
             return
-        kind = kind_of(name)
+        kind = kind or kind_of(name)
         count = min(len(data), RECORDINGS) if kind == "audio" else len(data)
         whole = data.select(range(count)) if count < len(data) else data
         datasets: Any = importlib.import_module("datasets")
@@ -74,6 +74,8 @@ class Columns:
         made._info.description = MARK
         for one in ("_data", "_info", "_indices", "_fingerprint"):
             setattr(data, one, getattr(made, one))
+        if data._format_type is None:
+            data._format_columns = None  # `cast_column` leaves the names that it knew
 
     def values(self, name: str, count: int | None) -> Any:
         kind = kind_of(name)
@@ -186,13 +188,21 @@ def questions(columns: Columns, module: ModuleType) -> list[Patch]:
         if isinstance(key, str):
             columns.grow(self, key)
         found = item(self, key)
-        if type(found) is dict and by_user():
+        if type(found) is dict:
             several = None if isinstance(key, int) else len(next(iter(found.values()), ()))
             found = Row(found)
             found.count = several
         return found
 
+    rows = kind.__getitems__
+
+    def __getitems__(self: Any, keys: Any) -> Any:
+        """What a loader fetches, and a script's own collator reads."""
+        found = rows(self, keys)
+        return [Row(one) for one in found] if marked(self) else found
+
     return [
+        (kind, "__getitems__", __getitems__),
         (kind, "column_names", property(column_names)),
         (kind, "features", property(known)),
         (kind, "__getitem__", __getitem__),
@@ -252,8 +262,7 @@ def splits(module: ModuleType) -> list[Patch]:
     return [(module.DatasetDict, "__getitem__", __getitem__)]
 
 
-def changes(source: Any) -> dict[str, Change]:
-    columns = Columns(source)
+def changes(columns: Columns) -> dict[str, Change]:
     return {
         "datasets.arrow_dataset": lambda module: [
             *methods(columns, module),
@@ -264,4 +273,4 @@ def changes(source: Any) -> dict[str, Change]:
     }
 
 
-__all__ = ["MARK", "RATE", "RECORDINGS", "changes"]
+__all__ = ["MARK", "RATE", "RECORDINGS", "Columns", "changes", "kind_of", "marked"]

@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -45,9 +46,7 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
     if name in COUNTED:
         return counted(name, rest[1:], ranks)
     if not PYTHON.match(name) and rest[0] != sys.executable:
-        raise InputError.one(
-            f"`{name}` is not a launcher that a trace knows", where="launcher", hint=KNOWN
-        )
+        return run_command(name, rest[1:])
     rest = rest[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
@@ -198,6 +197,21 @@ def run_module(name: str, arguments: Sequence[str], called: str = "") -> None:
             hint="start memfit in the folder that holds it, or choose another `--python`",
         )
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def run_command(name: str, arguments: Sequence[str]) -> None:
+    """As the command `name arguments` that a package has installed."""
+    found = next(iter(importlib.metadata.entry_points(group="console_scripts", name=name)), None)
+    if found is None:
+        raise InputError.one(
+            f"`{name}` is neither a launcher nor a command that a Python package has installed",
+            where="launcher",
+            hint=f"{KNOWN}; `--python` chooses the environment",
+        )
+    sys.argv = [name, *arguments]
+    code = found.load()()
+    if code:
+        raise SystemExit(code)
 
 
 def there(module: str) -> bool:

@@ -48,8 +48,16 @@ REPORTERS = frozenset(
         "torchviz",
         "kagglehub",
         "gdown",
+        "dotenv",
+        "IPython",
+        "ipywidgets",
+        "matplotlib_inline",
+        "prettytable",
+        "tabulate",
+        "termcolor",
     )
 )
+INSIDE = ("google.colab",)  # packages within one that may be installed
 
 
 class Kind(type):
@@ -181,7 +189,9 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in REPORTERS or not needed():
+        inside = any(one == name or name.startswith(f"{one}.") for one in INSIDE)
+        inside |= any(one.startswith(f"{name}.") for one in INSIDE)  # around it
+        if not (inside or name.partition(".")[0] in REPORTERS) or not needed():
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -189,8 +199,8 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        whole = module.__name__.partition(".")[0]
-        self.note(whole)
+        name = module.__name__
+        self.note(next((one for one in INSIDE if one.startswith(name)), name.partition(".")[0]))
         vars(module)["__getattr__"] = lambda name: self.attribute(name)
 
     def note(self, package: str) -> None:

@@ -179,7 +179,34 @@ def hub(module: ModuleType, recorder: Watcher) -> list[Patch]:
     ):  # the module's own functions are methods bound when it was loaded
         if hasattr(module, name):
             found.append((module, name, functools.partial(function, None)))
-    return found
+    return [*found, *whoami(module)]
 
 
-__all__ = ["hub", "patches", "pretrained", "safetensors"]
+LOGINS = ("login", "notebook_login", "interpreter_login", "logout", "auth_switch")
+NOBODY = {"type": "user", "name": "user", "fullname": "user", "orgs": [], "auth": {}}
+
+
+def logins(module: ModuleType, recorder: Watcher) -> list[Patch]:
+    """For `huggingface_hub._login`: a script that logs in goes on without a token."""
+
+    def login(*_: Any, **__: Any) -> None:
+        recorder.note("login", "the script logs in nowhere: it is assumed to succeed")
+
+    return [(module, name, login) for name in LOGINS if hasattr(module, name)]
+
+
+def whoami(module: ModuleType) -> list[Patch]:
+    """`whoami` of the hub's client, where nobody can be asked."""
+    true = module.HfApi.whoami
+
+    def answered(self: Any, *args: Any, **given: Any) -> Any:
+        try:
+            return true(self, *args, **given)
+        except OSError:  # no token, or no network
+            return dict(NOBODY)
+
+    alone = functools.partial(answered, module.HfApi())
+    return [(module.HfApi, "whoami", answered), (module, "whoami", alone)]
+
+
+__all__ = ["hub", "logins", "patches", "pretrained", "safetensors"]

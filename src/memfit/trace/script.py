@@ -53,6 +53,7 @@ from memfit.trace.rules import learn
 from memfit.trace.scratch import Scratch
 from memfit.trace.sides import parameter_maker
 
+COMMAND = "-- "  # before the name of an installed command
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "datasets")
 
 
@@ -88,7 +89,8 @@ def follow(request: Request) -> Follower:
     """Run the program until it has shown enough. What the follower holds then is the answer; see
     `answer`."""
     script = Path(request.script)
-    if not request.module and not script.is_file():
+    command = request.script.startswith(COMMAND)
+    if not request.module and not command and not script.is_file():
         raise InputError.one(f"`{request.script}` is not a file", where="script")
     device = request.device
     learn(Watcher(device))
@@ -173,6 +175,7 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
         "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
+        "huggingface_hub._login": lambda module: savers.logins(module, recorder),
         "torch.utils.cpp_extension": refuse.extensions,
         "deepspeed.ops.op_builder.builder": lambda module: deepspeed.builders(module, recorder),
         "deepspeed": lambda _: zero.answers(recorder),
@@ -181,8 +184,10 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
 
 def execute(script: Path, request: Request, ranks: launched_ranks.Ranks) -> None:
     """As `python script.py arguments` would, or `python -m module arguments`, or a launcher."""
-    if request.launcher:
+    if request.launcher or request.script.startswith(COMMAND):
         program = ["-m", request.module] if request.module else [request.script]
+        if request.script.startswith(COMMAND):
+            program = [request.script.removeprefix(COMMAND)]
         words = [*shlex.split(request.launcher), *program, *request.arguments]
         launchers.run_words(words, ranks)
     elif request.module:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import asked_columns, failures
+from memfit.trace import asked_columns, failures, streamed_columns, trainer_columns
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
@@ -145,7 +145,11 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         return made.select(range(len(made))[slice_of(part, len(made))]) if part else made
 
     def streamed(one: Any) -> Any:
-        return one.to_iterable_dataset() if streaming else one
+        if not streaming:
+            return one
+        made = one.to_iterable_dataset()
+        made._info.description = one._info.description
+        return made
 
     if split is None:
         kind = datasets.IterableDatasetDict if streaming else datasets.DatasetDict
@@ -171,7 +175,8 @@ def slice_of(part: str, count: int) -> slice:
 
 def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
     source = Source(tokens, image, recorder.note)
-    asked = asked_columns.changes(source)
+    columns = asked_columns.Columns(source)
+    asked = asked_columns.changes(columns)
 
     def loading(module: ModuleType) -> list[Patch]:
         true = module.load_dataset
@@ -222,6 +227,8 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
 
     return {
         **asked,
+        **streamed_columns.changes(columns),
+        **trainer_columns.changes(columns),
         "datasets.load": loading,
         "datasets.arrow_dataset": rows,
         "evaluate.loading": metrics,

@@ -1,0 +1,79 @@
+"""Data sets that are not there, where a library and not a line of the script names the columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memfit.api.verbs import trace
+from memfit.trace import trainer_columns
+
+STEPS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+STREAMS = """
+from datasets import load_dataset
+from huggingface_hub import HfApi, get_full_repo_name, notebook_login, whoami
+from google.colab import userdata
+import IPython.display
+
+notebook_login()
+assert whoami()["name"] == HfApi().whoami()["name"]
+assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKEN")
+
+data = load_dataset("someone/streamed", split="train", streaming=True)
+assert len(next(iter(data))["question"].split()) == 32
+assert "gone" not in next(iter(data))
+data = data.skip(10).shuffle(buffer_size=10)
+joined = data.map(
+    lambda rows: {"n": [len(a + b) for a, b in zip(rows["question"], rows["response"])]},
+    batched=True, remove_columns=["question", "response", "text", "label"])
+assert set(next(iter(joined))) == {"n"}
+assert next(iter(data.rename_column("thing", "words")))["words"]
+kept = data.filter(lambda row: len(row["answer"]) > 0).remove_columns("answer")
+assert set(next(iter(kept))) == {"text", "label"}
+for row in load_dataset("someone/streamed", streaming=True)["train"]:
+    assert row["title"]
+    break
+"""
+PREFERENCES = """
+from datasets import load_dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer
+
+name = "Qwen/Qwen2.5-0.5B-Instruct"
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, num_hidden_layers=1))
+settings = DPOConfig("out", per_device_train_batch_size=1)
+data = load_dataset("someone/unheard-of", split="train").select(range(20))
+DPOTrainer(model, args=settings, train_dataset=data, processing_class=tokenizer).train()
+"""
+
+
+def traced(folder: Path, text: str, *, steps: int = 3) -> None:
+    script = folder / "train.py"
+    script.write_text(text)
+    found = trace(script, tokens=32, steps=steps)
+    assert found.script is not None
+    assert found.script.steps == steps
+
+
+def test_streams_and_logins(tmp_path: Path) -> None:
+    traced(tmp_path, STREAMS + STEPS)
+
+
+def test_trainer_of_preferences_finds_its_columns(tmp_path: Path) -> None:
+    traced(tmp_path, PREFERENCES, steps=1)
+
+
+def test_reward_functions_name_columns() -> None:
+    def reward(prompts, completions, solution, *args, level="", **more):  # type: ignore[no-untyped-def]
+        return [more["answer"], more.get("trainer_state"), more.get("task")]
+
+    assert [*trainer_columns.rewarded(reward)] == ["solution", "level", "answer", "task"]
+    assert [*trainer_columns.rewarded(["a model", reward])][:1] == ["solution"]
