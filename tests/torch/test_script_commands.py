@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,39 @@ def test_words_of_a_command() -> None:
     assert found.launcher == "env A=1"
     assert found.arguments == ["sft", "--config", "a.yaml"]
     assert split(["--", "accelerate", "launch", "--config_file", "a.yaml"], {}).subject == ""
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_deepspeed_starts_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tinymodule.py").write_text('import sys\nassert sys.argv[1:] == ["-m", "x"]')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started = "-- deepspeed --num_gpus 2 --no_local_rank --module tinymodule -m x"
+    words = split(started.split(), {})
+    assert words.subject == "-m tinymodule"
+    found = trace(words.subject, *words.arguments, launcher=words.launcher, steps=0)
+    assert found.strategy.ranks == 2
+
+
+MAGICS = """%%capture
+!pip install one \\
+   "two==1"
+if True:
+    !ls
+files = !ls -l
+%time made = 1
+train?
+rest = 5 % 3"""
+CELLS = (
+    "%matplotlib inline\nimport torch\nget_ipython().system('ls')",
+    "%%bash\necho done | cat",
+    f"{MAGICS}\nassert (files, made, rest) == ([], 1, 2)",
+    'text = """\n!kept\n%s" % 1\n"""\nassert "\\n!kept" in text',
+    "display(1)\ntorch.nn.Linear(64, 64).cuda()(torch.ones(8, 64).cuda()).sum().backward()",
+)
+
+
+def test_a_notebook_with_magics_runs(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": one.splitlines(keepends=True)} for one in CELLS]
+    notebook = tmp_path / "run.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}))
+    trace(notebook)

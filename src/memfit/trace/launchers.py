@@ -11,9 +11,9 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
 from memfit.trace import cuda
@@ -167,6 +167,11 @@ def deepspeed(words: Sequence[str], ranks: Ranks) -> None:
     """DeepSpeed's launcher starts a process for every GPU that is named or there."""
     from deepspeed.launcher import runner
 
+    if "-m" in itertools.takewhile(
+        lambda one: not one.endswith(".py"), words
+    ):  # as other launchers call it
+        place = [*words].index("-m")
+        words = [*words[:place], "--module", *words[place + 1 :]]
     with reading("deepspeed", ranks):
         given = runner.parse_args(list(words))
     ranks.inside = True
@@ -224,11 +229,17 @@ def there(module: str) -> bool:
         raise
 
 
-def run_file(path: str, arguments: Sequence[str], home: Path | None = None) -> None:
-    """As `python path arguments`; what it imports lies beside `home`, or beside itself."""
+def run_file(
+    path: str,
+    arguments: Sequence[str],
+    home: Path | None = None,
+    names: Mapping[str, Any] | None = None,
+) -> None:
+    """As `python path arguments`; what it imports lies beside `home`, or beside itself, and `names`
+    need no import."""
     sys.argv = [path if home is None else str(home), *arguments]
     sys.path.insert(0, str((Path(path) if home is None else home).resolve().parent))
-    runpy.run_path(path, run_name="__main__")
+    runpy.run_path(path, dict(names or {}), run_name="__main__")
 
 
 KNOWN = "torchrun, accelerate launch, deepspeed, mpirun, srun, python"

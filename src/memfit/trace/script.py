@@ -4,12 +4,10 @@ allocates there."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +32,7 @@ from memfit.trace import (
     lines,
     missing_packages,
     missing_weights,
+    notebooks,
     nvml,
     pretrained,
     public_configs,
@@ -169,9 +168,10 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
     return {
         "huggingface_hub.constants": pretrained.hub_constants,
         "transformers.configuration_utils": lambda module: pretrained.configs(module, recorder),
-        "transformers.modeling_utils": lambda module: (
-            pretrained.models(module, recorder) + savers.pretrained(module.PreTrainedModel)
-        ),
+        "transformers.modeling_utils": lambda module: [
+            *pretrained.models(module, recorder),
+            *savers.pretrained(module.PreTrainedModel),
+        ],
         "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
@@ -193,25 +193,10 @@ def execute(script: Path, request: Request, ranks: launched_ranks.Ranks) -> None
     elif request.module:
         launchers.run_module(request.module, request.arguments, request.script)
     else:
-        path = notebook(script) if script.suffix == ".ipynb" else request.script
-        launchers.run_file(path, request.arguments, home=script)
-
-
-def notebook(path: Path) -> str:
-    """Its cells of code as one script, without what only a notebook understands."""
-    try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        code = ["".join(one["source"]) for one in cells if one["cell_type"] == "code"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError.one(f"`{path}` is no notebook", where="script") from None
-    plain = [
-        f"pass  # {line}" if line.lstrip().startswith(("%", "!")) else line
-        for cell in code
-        for line in (*cell.splitlines(), "")
-    ]
-    made = Path(tempfile.mkdtemp()) / f"{path.stem}.py"
-    made.write_text("\n".join(plain), encoding="utf-8")
-    return str(made)
+        own = script.suffix == ".ipynb"
+        path = notebooks.script(script) if own else request.script
+        names = notebooks.NAMES if own else {}
+        launchers.run_file(path, request.arguments, home=script, names=names)
 
 
 def judged(follower: Follower, request: Request, run: Callable[[], None]) -> None:

@@ -1,0 +1,84 @@
+"""Notebooks as scripts: their cells of code, without what only a notebook understands."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError
+
+# Cells that are text for another program, or a file to be written; the code of other cells runs.
+OTHERS = (
+    "bash",
+    "sh",
+    "script",
+    "writefile",
+    "html",
+    "javascript",
+    "js",
+    "svg",
+    "latex",
+    "markdown",
+)
+ASSIGNED = re.compile(r"(\s*[\w.,\s]+=\s*)[!%].*$")
+TIMED = re.compile(r"^(\s*)%(?:time|timeit|prun)\s+(?=\w)")  # the statement behind it runs
+MAGIC = re.compile(r"\s*([!%?]|[\w.]+\?{1,2}\s*$)")
+
+
+def plain(cell: str) -> str:
+    """One cell in Python alone. Lines keep their numbers."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        ast.parse(cell)
+        return cell
+    lines = cell.splitlines()
+    start = next((line for line in lines if line.strip()), "")
+    if start.startswith("%%") and start[2:].split(" ")[0].strip() in OTHERS:
+        return "\n".join(f"# {line}" for line in lines)
+    found, going_on = [], False
+    for text in lines:
+        line = TIMED.sub(r"\1", text)
+        assigned = ASSIGNED.match(line)
+        if going_on:
+            found.append(f"# {line}")
+        elif MAGIC.match(line):
+            indent = line[: len(line) - len(line.lstrip())]
+            found.append(f"{indent}pass  # {line.strip()}".removesuffix("\\"))
+        elif assigned:
+            found.append(f"{assigned[1]}[]  # what a command prints")
+        else:
+            found.append(line)
+            continue
+        going_on = line.rstrip().endswith("\\")
+    return "\n".join(found)
+
+
+def script(path: Path) -> str:
+    """The path of a script with the notebook's code."""
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ["".join(one["source"]) for one in cells if one["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError.one(f"`{path}` is no notebook", where="script") from None
+    made = Path(tempfile.mkdtemp()) / f"{path.stem}.py"
+    made.write_text("\n\n".join(plain(one) for one in code) + "\n", encoding="utf-8")
+    return str(made)
+
+
+class Shell:
+    """`get_ipython()`, whose commands do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+# What a notebook knows without an import.
+NAMES: dict[str, Any] = {"display": lambda *_, **__: None, "get_ipython": Shell}
+
+__all__ = ["NAMES", "plain", "script"]
