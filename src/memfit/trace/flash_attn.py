@@ -9,6 +9,7 @@ modeling_flash_attention_utils.py imports them lazily.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from memfit import kernels
 from memfit.errors import InputError
 from memfit.trace import cuda, flash_older, kernels_of, versions
+from memfit.trace.imports import Patch
+from memfit.trace.refuse import Watcher
 
 ACCEPTED = (
     "dropout_p",
@@ -171,18 +174,63 @@ def installed(attention: str) -> Iterator[None]:
     from transformers import PreTrainedModel
     from transformers import modeling_flash_attention_utils as utils
 
-    def imports(*_: Any, **__: Any) -> tuple[Any, ...]:
-        return (*functions(version), None, utils._pad_input, utils._unpad_input)
+    patches = [*finding(utils, version), *dispatching(PreTrainedModel)]
+    with cuda.patched(patches):
+        yield
 
+
+def finding(utils: Any, version: int = 0) -> list[Patch]:
+    """`_lazy_imports` of transformers gives the functions of this version; without one, of that
+    which a model names."""
+
+    def lazy(implementation: Any = None, *_: Any, **__: Any) -> tuple[Any, ...]:
+        chosen = version or (3 if str(implementation).endswith("3") else 2)
+        return (*functions(chosen), None, utils._pad_input, utils._unpad_input)
+
+    return [(utils, "_lazy_imports", lazy), (utils, "_loaded_implementation", None)]
+
+
+def dispatching(model: Any) -> list[Patch]:
     def can_dispatch(self: Any, *_: Any, **__: Any) -> bool:
         if not self._supports_flash_attn:
             raise ValueError(f"`{type(self).__name__}` does not support flash-attn")
         return True
 
-    patches = [
-        (utils, "_lazy_imports", imports),
-        (PreTrainedModel, "_flash_attn_can_dispatch", can_dispatch),
-        (utils, "_loaded_implementation", None),
+    return [(model, "_flash_attn_can_dispatch", can_dispatch)]
+
+
+# What transformers calls versions that are here; kernels of the hub are the same functions.
+NAMES = {
+    "flash_attention_2": 2,
+    "flash_attention_3": 3,
+    "kernels-community/flash-attn2": 2,
+    "kernels-community/flash-attn": 2,
+    "kernels-community/flash-attn3": 3,
+    "kernels-community/vllm-flash-attn3": 3,
+}
+
+
+def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
+    """For a script that asks a model for flash-attn on a machine that cannot build the package."""
+    true = model._check_and_adjust_attn_implementation
+    if versions.TRANSFORMERS < (5, 0) or importlib.util.find_spec("flash_attn") is not None:
+        return []
+
+    def adjust(self: Any, asked: Any, *args: Any, **given: Any) -> Any:
+        version = NAMES.get(asked.removeprefix("paged|")) if isinstance(asked, str) else None
+        if version is None:
+            return true(self, asked, *args, **given)
+        message = "flash-attn is not installed: its memory is counted, its kernels do not run"
+        recorder.note("flash-attn", message)
+        return true(self, f"flash_attention_{version}", *args, **given)
+
+    return [
+        (model, "_check_and_adjust_attn_implementation", adjust),
+        *dispatching(model),
     ]
-    with cuda.patched(patches):
-        yield
+
+
+def utilities(utils: Any) -> list[Patch]:
+    """For `transformers.modeling_flash_attention_utils`, in a script."""
+    there = importlib.util.find_spec("flash_attn") is not None
+    return [] if there or versions.TRANSFORMERS < (5, 0) else finding(utils)

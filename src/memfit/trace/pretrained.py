@@ -74,6 +74,8 @@ PLACING = ("auto", "balanced", "balanced_low_0", "sequential")
 # `unsloth/*-bnb-4bit`).
 DYNAMIC = "-unsloth-bnb-4bit"  # whose config skips layers, others in each model
 FOUR_BITS = (DYNAMIC, "-bnb-4bit")
+# What names of fine-tuned models add to that of the model that was tuned.
+TUNED = ("-instruct", "-chat", "-it", "-sft", "-dpo", "-base", "-hf")
 QUANTIZED = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
@@ -84,12 +86,16 @@ QUANTIZED = {
 
 
 def original(name: str) -> tuple[str, dict[str, Any]] | None:
-    """The model of the catalog that another owner's copy is called after, and its config."""
+    """The model of the catalog that a copy or a fine-tuned model is called after, and its
+    config."""
     from memfit.model import catalog
 
-    plain = name.partition("/")[2]
+    plain = name.partition("/")[2] or name
     suffix = next((one for one in FOUR_BITS if plain.endswith(one)), "")
-    known = catalog.find(plain.removesuffix(suffix)) if plain else None
+    plain = plain.removesuffix(suffix)
+    tuned = next((one for one in TUNED if plain.lower().endswith(one)), "")
+    bare = plain[: -len(tuned)] if tuned else ""
+    known = catalog.find(plain) or (catalog.find(bare) if bare else None)
     if known is None:
         return None
     config = dict(catalog.entry(known).config())
@@ -118,7 +124,9 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
                 if copied is None:
                     public_configs.note(recorder, str(name))
                 else:
-                    message = f"`{name}` is not there: it is assumed to be a copy of `{copied[0]}`"
+                    message = (
+                        f"`{name}` is not there: it is assumed to have the sizes of `{copied[0]}`"
+                    )
                     if str(name).endswith(DYNAMIC):
                         message += "; it takes more memory, for some of its layers stay in 16 bits"
                     recorder.note(f"config {name}", message)

@@ -24,6 +24,7 @@ from memfit.trace import (
     cuda,
     deepspeed,
     failures,
+    flash_attn,
     imports,
     kernels_of,
     launched_ranks,
@@ -171,7 +172,9 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
         "transformers.modeling_utils": lambda module: [
             *pretrained.models(module, recorder),
             *savers.pretrained(module.PreTrainedModel),
+            *flash_attn.in_scripts(module.PreTrainedModel, recorder),
         ],
+        "transformers.modeling_flash_attention_utils": flash_attn.utilities,
         "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
