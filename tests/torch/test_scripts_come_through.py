@@ -308,7 +308,7 @@ def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
     script.write_text(COPIES)
     found = trace(script, steps=0, offline=True)
     said = " ".join(one.message for one in found.problems)
-    assert "assumed to be a copy of `meta-llama/Llama-3.2-1B-Instruct`" in said
+    assert "assumed to have the sizes of `meta-llama/Llama-3.2-1B-Instruct`" in said
     assert "processor of `facebook/wav2vec2-base` is not there" in said
     assert "config of `xlnet-base-cased` is not there: the published sizes are assumed" in said
     for name in ("mistralai/Mistral-7B-v0.1", "facebook/opt-350m", "xlnet-base-cased"):

@@ -18,6 +18,7 @@ import threading
 import time
 
 OLDEST = (3, 11)
+MOST = 8  # notes beside an error
 BEAT = 0.25  # seconds between two signs of life
 
 
@@ -128,7 +129,8 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
     except InputError as bad:
         if request["show"] and bad.__cause__ is not None:
             sys.excepthook(type(bad.__cause__), bad.__cause__, bad.__cause__.__traceback__)
-        channel.say(problems=[dataclasses.asdict(one) for one in (*bad.problems, *doubts(request))])
+        said = (*bad.problems, *doubts(request), *assumed(channel))
+        channel.say(problems=[dataclasses.asdict(one) for one in said])
     except KeyboardInterrupt:
         channel.say(interrupted=True)
     except Exception:  # noqa: BLE001 - a defect of ours, which the parent process shows as one
@@ -152,6 +154,11 @@ def doubts(request: dict) -> list:  # type: ignore[type-arg]
     found = request.get("sandbox")
     text = leftovers.gaps(found) if found is not None and found.level == "landlock" else ""
     return [Problem(message=f"isolated by {text}", where="script", level="note")] if text else []
+
+
+def assumed(channel: Channel) -> list:  # type: ignore[type-arg]
+    """What took the place of data and packages before the script stopped."""
+    return [*getattr(channel.recorder, "notes", {}).values()][:MOST]
 
 
 def leave() -> None:
