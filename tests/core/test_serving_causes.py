@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memfit.hardware import find_gpu
+from memfit.model.quantized import Skip
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.sglang.setup import set_up as sglang_set_up
@@ -84,3 +85,21 @@ def test_a_vision_tower_lowers_the_fraction_of_old_versions(
     options = {} if given is None else {"mem_fraction_static": given}
     question = asked("google/gemma-3-4b-it", "h200", version, **options)
     assert sglang_set_up(question).fraction == pytest.approx(fraction)
+
+
+def test_names_that_stay_in_16_bits_are_looked_up() -> None:
+    """A whole path, a part of it, a wildcard, and a regular expression, as before; thousands of
+    plain names cost nothing for each module."""
+    names = tuple(f"model.layers.{number}.self_attn.kv_b_proj" for number in range(5000))
+    skip = Skip((*names, "lm_head", "mlp.gate", "*vision*", "re:.*shared_expert", "re:("))
+    for path in (
+        "model.layers.7.self_attn.kv_b_proj",
+        "lm_head",
+        "model.layers.3.mlp.gate",
+        "model.vision_tower.proj",
+        "model.layers.0.mlp.shared_expert.up_proj",
+    ):
+        assert path in skip
+    for path in ("model.layers.7.self_attn.o_proj", "model.layers.3.mlp.gate_proj", "head"):
+        assert path not in skip
+    assert len(skip.opened) == 3

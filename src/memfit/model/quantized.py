@@ -20,6 +20,7 @@ from memfit.model.modules import Layer, Linear, Model, Module, MoE
 
 READ_BY_FAMILY = ("mxfp4",)  # gpt-oss: its family gives the experts their format
 BY_FILE = ("gguf",)  # exact sizes come from the file
+WILD = re.compile(r"[*?\[]")
 BY_JOB = ("bitsandbytes",)  # `--quant nf4` and its options say the same
 
 
@@ -32,12 +33,12 @@ def apply(model: Model, fields: Fields) -> Model:
     format = stored_format(settings, fields)
     if not format:
         return model
-    skip = kept(settings)
+    skip = Skip(kept(settings))
     known: dict[tuple[int, frozenset[str]], Layer] = {}
     layers = []
     for number, layer in enumerate(model.layers):
         names = frozenset(
-            name for name in products(layer) if skipped(f"{model.path(number)}.{name}", skip)
+            name for name in products(layer) if f"{model.path(number)}.{name}" in skip
         )
         if (id(layer), names) not in known:
             known[id(layer), names] = converted(layer, format, names)
@@ -73,7 +74,7 @@ def settings_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def format_at(path: str, settings: Mapping[str, Any]) -> str | None:
     """The format of the linear layer or the experts at `path`: empty where they stay as they are,
     None where nobody knows it."""
-    if skipped(path, kept(settings)) or tail(path) is None:
+    if path in Skip(kept(settings)) or tail(path) is None:
         return ""
     listed = settings.get("quantized_layers")
     if isinstance(listed, Mapping) and listed:
@@ -167,15 +168,32 @@ def kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def skipped(path: str, patterns: tuple[str, ...]) -> bool:
-    """A pattern means a whole path, a part of it, what a `*` makes of it, or behind `re:` what a
-    regular expression finds."""
-    return any(
-        re.match(pattern[3:], path) is not None
-        if pattern.startswith("re:")
-        else fnmatchcase(path, pattern) or f".{pattern}." in f".{path}."
-        for pattern in patterns
-    )
+class Skip:
+    """Modules that stay as they are, by patterns: a whole path, a part of it, what a `*` makes of
+    it, or behind `re:` what a regular expression finds. Plain names are looked up, not searched:
+    some checkpoints list thousands."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        opened = [one for one in patterns if one.startswith("re:") or WILD.search(one)]
+        self.plain = frozenset(patterns) - frozenset(opened)
+        self.opened = tuple(opened)
+
+    def __contains__(self, path: object) -> bool:
+        parts = str(path).split(".")
+        ends = range(1, len(parts) + 1)
+        if any(".".join(parts[i:end]) in self.plain for end in ends for i in range(end)):
+            return True
+        return any(opened(pattern, str(path)) for pattern in self.opened)
+
+
+def opened(pattern: str, path: str) -> bool:
+    """Whether a regular expression or a pattern with wildcards means `path`."""
+    if not pattern.startswith("re:"):
+        return fnmatchcase(path, pattern) or f".{pattern}." in f".{path}."
+    try:
+        return re.match(pattern[3:], path) is not None
+    except re.error:
+        return False
 
 
 def products(layer: Layer) -> list[str]:

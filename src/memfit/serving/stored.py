@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from memfit.errors import Problem
 from memfit.lazy_dataclass import dataclass
+from memfit.model.quantized import Skip
 
 HALF = 2  # bytes of bfloat16 and float16
 FLOAT = 4
@@ -48,22 +49,14 @@ class Scheme:
 
     def keeps(self, name: str) -> bool:
         """Whether the module `name` stays in 16 bits."""
-        return self.kind == "plain" or any(matches(name, pattern) for pattern in self.skip)
+        return self.kind == "plain" or name in self.left_out
+
+    @cached_property
+    def left_out(self) -> Skip:
+        return Skip(self.skip)
 
 
 PLAIN = Scheme()
-
-
-def matches(name: str, pattern: str) -> bool:
-    """A pattern is a whole path, a part of it, a glob, or (`re:`) a regular expression."""
-    if pattern.startswith("re:"):
-        import re
-
-        try:
-            return re.match(pattern[3:], name) is not None
-        except re.error:
-            return False
-    return fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."
 
 
 @dataclass(frozen=True, kw_only=True)
