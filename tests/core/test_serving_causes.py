@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from memfit.api.engine import serve
+from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.model.quantized import Skip
 from memfit.serving import find_engine
@@ -103,3 +105,34 @@ def test_names_that_stay_in_16_bits_are_looked_up() -> None:
     for path in ("model.layers.7.self_attn.o_proj", "model.layers.3.mlp.gate_proj", "head"):
         assert path not in skip
     assert len(skip.opened) == 3
+
+
+def test_a_hybrid_model_wants_a_block_of_states_for_each_request() -> None:
+    """vllm-project/recipes#831: no variant of a 27B starts on 96 GB with the 1024 requests that are
+    the default there."""
+    engine = find_engine("vllm")
+    asked_ = asked("Qwen/Qwen3.6-27B", "rtx-pro-6000-ws", "0.24.0", gpu_memory_utilization=0.95)
+    answer = engine.answer(asked_)
+    assert "exceeds available Mamba cache blocks" in answer.failure
+    most = int(answer.remedy.rpartition(" ")[2])
+    assert most < 1024
+    fewer = {"max_num_seqs": most, "gpu_memory_utilization": 0.95}
+    assert not engine.answer(
+        asked("Qwen/Qwen3.6-27B", "rtx-pro-6000-ws", "0.24.0", **fewer)
+    ).failure
+    old = asked("Qwen/Qwen3.6-27B", "rtx-pro-6000-ws", "0.18.0", gpu_memory_utilization=0.95)
+    assert not engine.answer(old).failure
+    eager = {"enforce_eager": True, "gpu_memory_utilization": 0.95}
+    assert not engine.answer(
+        asked("Qwen/Qwen3.6-27B", "rtx-pro-6000-ws", "0.24.0", **eager)
+    ).failure
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_config_that_is_wrong_is_said_so(engine: str) -> None:
+    """Not that its model type is unknown."""
+    config = {"model_type": "llama", "num_hidden_layers": -3}
+    with pytest.raises(InputError, match="`-3` is out of range"):
+        serve(config, engine=engine, gpu="rtx-4090")
+    with pytest.raises(InputError, match="not supported yet: model_type `nobodys`"):
+        serve({"model_type": "nobodys"}, engine=engine, gpu="rtx-4090")

@@ -43,10 +43,19 @@ def structure(
 
 
 def known_model(subject: Subject) -> Model:
-    """The model, where memfit knows its type."""
+    """The model, where memfit knows its type and its config is sound."""
     if subject.model is None:
-        raise InputError.one(
-            f"not supported yet: model_type `{str(subject.config.get('model_type'))[:60]}`",
-            where="model",
-        )
+        raise reason(subject.config)
     return subject.model
+
+
+def reason(config: Mapping[str, Any]) -> InputError:
+    """Why there is no model: what is wrong in the config of a known type, or an unknown type."""
+    try:
+        build({key: value for key, value in config.items() if key != "quantization_config"})
+    except InputError as bad:
+        if any(str(one.where) != "config.model_type" for one in bad.problems):
+            return bad
+    return InputError.one(
+        f"not supported yet: model_type `{str(config.get('model_type'))[:60]}`", where="model"
+    )

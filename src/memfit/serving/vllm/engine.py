@@ -240,7 +240,21 @@ def refusal(
             f"available KV cache memory ({available / GIB:.2f} GiB). Based on the available "
             f"memory, the estimated maximum model length is {longest}."
         ), " or ".join([*ways, *([share] if share else [])])
-    return "", ""
+    return few_states(setup, setup.blocks or made.blocks(available), made)
+
+
+def few_states(setup: Setup, blocks: int, made: Layout) -> tuple[str, str]:
+    """The error where a hybrid model has fewer blocks than requests at once, and what works; both
+    empty if it starts (config/compilation.py resolve_cudagraph_mode_and_sizes, 0.20.2)."""
+    kept = any(group.spec.kind == "state" for group in made.groups)
+    if not (kept and setup.rules.state_for_each) or setup.eager or setup.requests <= blocks:
+        return "", ""
+    return (
+        f"ValueError: max_num_seqs ({setup.requests}) exceeds available Mamba cache blocks "
+        f"({blocks}). Each decode sequence requires one Mamba cache block, so CUDA graph capture "
+        f"cannot proceed. Please lower max_num_seqs to at most {blocks} or increase "
+        "gpu_memory_utilization."
+    ), f"--max-num-seqs {blocks}"
 
 
 def share_for(setup: Setup, device: Device, needed: int, free: int) -> str:

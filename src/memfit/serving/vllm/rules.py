@@ -48,6 +48,7 @@ class Rules:
     items: int = 999  # images of one request, unless limited (config.py limit_per_prompt)
     frames: int = 14  # of a video in the profiling run (qwen2_vl.py _MAX_FRAMES_PER_VIDEO)
     marks_are_items: bool = False  # marks around an image count as its tokens
+    state_for_each: bool = False  # CUDA graphs of decoding want a block of states for each request
     capped_steps: bool = False  # a step has no more tokens than all requests of full length
     expert_chunk: int = 0  # tokens that experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE); 0: all
     triton_experts: bool = False  # the wheel brings Triton's kernels for MXFP4 experts
@@ -106,8 +107,9 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 18, 0), {"group_slack": 1.5}),
     # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none
     ((0, 20, 0), {"counted_graphs": True, "utilization": 0.92, "expert_chunk": 0}),
-    ((0, 20, 1), {"tokens_by_concurrency": True}),  # kv_cache_utils.py of 0.20.2, not of 0.18.1;
-    # a log of 0.20.0 counts blocks
+    # kv_cache_utils.py and config/compilation.py of 0.20.2, not of 0.18; a log of 0.20.0 counts
+    # blocks
+    ((0, 20, 1), {"tokens_by_concurrency": True, "state_for_each": True}),
     # modelopt.py get_quant_method knows ParallelLMHead in 0.24.0, not in 0.22.0; a log of 0.22.1
     # has the weights of a stored head
     ((0, 22, 1), {"stored_heads": True}),
