@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memfit.api.engine import serve
+from memfit.api.engine import from_command, serve
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.model.quantized import Skip
@@ -136,3 +136,41 @@ def test_a_config_that_is_wrong_is_said_so(engine: str) -> None:
         serve(config, engine=engine, gpu="rtx-4090")
     with pytest.raises(InputError, match="not supported yet: model_type `nobodys`"):
         serve({"model_type": "nobodys"}, engine=engine, gpu="rtx-4090")
+
+
+VLLM_COMMAND = (
+    "vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.9 --all2all-backend naive --headless "
+    "--middleware a.b c.d --kv-offloading-size 32 --kv-offloading-backend native "
+    "--lora-modules one=/x two=/y --safetensors-load-strategy lazy --mamba-cache-mode align"
+)
+SGLANG_COMMAND = (
+    "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --pipeline-parallel-size 1 "
+    "--enable-metrics --disaggregation-mode prefill --log-requests-level 1 --cuda-graph-bs 1 2 64 "
+    "--grammar-backend xgrammar --disable-hybrid-swa-memory --enable-mixed-chunk"
+)
+
+
+@pytest.mark.parametrize(("engine", "line"), [("vllm", VLLM_COMMAND), ("sglang", SGLANG_COMMAND)])
+def test_a_real_command_line_is_read(engine: str, line: str) -> None:
+    answer = from_command((), line.split(), engine, {"gpu": "rtx-4090", "offline": True})
+    plain = serve("Qwen/Qwen3-8B", engine=engine, gpu="rtx-4090", offline=True)
+    if engine == "vllm":
+        assert answer.figures["weights_gib"] == plain.figures["weights_gib"]
+        kept = next(one for one in answer.pools if one.name == "KV cache in CPU memory")
+        assert (kept.bytes, kept.where) == (32 * GIB, "cpu")
+    else:  # graphs up to 64 leave less for the cache than those up to 24
+        assert answer.figures["kv_tokens"] < plain.figures["kv_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("vllm", "--decode-context-parallel-size 2"),
+        ("vllm", "--enable-eplb"),
+        ("sglang", "--enable-lora"),
+    ],
+)
+def test_what_changes_the_memory_uncounted_is_refused(engine: str, flag: str) -> None:
+    words = ("Qwen/Qwen3-8B", *flag.split())
+    with pytest.raises(InputError, match="is not supported yet"):
+        from_command(words, (), engine, {"gpu": "rtx-4090", "offline": True})

@@ -15,8 +15,9 @@ from memfit.serving.result import ServingAnswer
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option of an engine, under the engine's own names. `kind` is text, int, float, flag,
-    size (a number such as `8k`) or json; `default` is what the help page shows."""
+    """One option of an engine, under the engine's own names. `kind` is text, words (several of
+    them), int, float, flag, size (a number such as `8k`) or json; `default` is what the help page
+    shows."""
 
     name: str
     flags: tuple[str, ...]

@@ -58,6 +58,8 @@ def read_flags(
         if option.names_model:
             rest.append(text)
             continue
+        while option.kind == "words" and at < len(words) and not words[at].startswith("-"):
+            text, at = f"{text} {words[at]}", at + 1
         value = None if option.silent else parse(option, text, flag, problems)
         if value is not None:
             values[option.name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memfit.serving.base import Option
+from memfit.serving.sglang.passed_over import FLAGS, UNKNOWN, UNKNOWN_FLAGS, VALUES, WORDS
 
 KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1")
 
@@ -11,6 +12,11 @@ def option(name: str, kind: str, help: str, *short: str, **more: object) -> Opti
     """An option whose flag is its name."""
     flags = (f"--{name.replace('_', '-')}", *short)
     return Option(name=name, flags=flags, kind=kind, help=help, **more)  # type: ignore[arg-type]
+
+
+def named(flag: str) -> str:
+    """The name of the option that a flag spells."""
+    return flag[2:].replace("-", "_")
 
 
 SILENT = (
@@ -44,7 +50,14 @@ OPTIONS = (
     ),
     option("tp_size", "int", "GPUs that share each layer", "--tp", "--tensor-parallel-size", low=1),
     option("dp_size", "int", "copies of the model", "--dp", "--data-parallel-size", low=1),
-    option("pp_size", "int", "GPUs that share the layers", "--pp", low=1),
+    option(
+        "pp_size",
+        "int",
+        "GPUs that share the layers",
+        "--pp",
+        "--pipeline-parallel-size",
+        low=1,
+    ),
     option(
         "ep_size", "int", "GPUs that share the experts", "--ep", "--expert-parallel-size", low=1
     ),
@@ -59,6 +72,8 @@ OPTIONS = (
     option("dtype", "text", "numbers of weights and activations", default="auto"),
     option("quantization", "text", "how the weights are quantized"),
     option("cuda_graph_max_bs", "int", "largest batch of a CUDA graph", low=1),
+    option("cuda_graph_bs", "words", "batches that have a CUDA graph"),
+    option("disable_hybrid_swa_memory", "flag", "one pool for full and sliding layers"),
     option("disable_cuda_graph", "flag", "no CUDA graphs"),
     option("disable_piecewise_cuda_graph", "flag", "no CUDA graphs of prefill"),
     option("disable_radix_cache", "flag", "no reuse of prefixes"),
@@ -86,7 +101,12 @@ OPTIONS = (
     option("speculative_num_draft_tokens", "int", "tokens drafted at once", low=1),
     option("speculative_num_steps", "int", "steps of the draft model", low=1),
     option("speculative_eagle_topk", "int", "branches of each step", low=1),
-    option("speculative_draft_model_path", "text", "the draft model"),
+    option(
+        "speculative_draft_model_path",
+        "text",
+        "the draft model",
+        "--speculative-draft-model",
+    ),
     option("cpu_offload_gb", "float", "GiB of weights in CPU memory", default="0", low=0),
     *(
         Option(name=name, flags=(f"--{name.replace('_', '-')}",), help="", silent=True)
@@ -95,5 +115,13 @@ OPTIONS = (
     *(
         Option(name=name, flags=(f"--{name.replace('_', '-')}",), help="", kind="flag", silent=True)
         for name in SILENT_FLAGS
+    ),
+    *(Option(name=named(one), flags=(one,), help="", silent=True) for one in VALUES),
+    *(Option(name=named(one), flags=(one,), help="", kind="flag", silent=True) for one in FLAGS),
+    *(Option(name=named(one), flags=(one,), help="", kind="words", silent=True) for one in WORDS),
+    *(Option(name=named(one), flags=(one,), help="", supported=False) for one in UNKNOWN),
+    *(
+        Option(name=named(one), flags=(one,), help="", kind="flag", supported=False)
+        for one in UNKNOWN_FLAGS
     ),
 )

@@ -126,7 +126,8 @@ def set_up(question: Question) -> Setup:
         guesses=guesses_of(options),
         joint_states=defaults_of(question.version).draft_in_pool,
         radix=not options.get("disable_radix_cache"),
-        windows=defaults_of(question.version).windows,
+        windows=defaults_of(question.version).windows
+        and not options.get("disable_hybrid_swa_memory"),
         problems=tuple(problems),
     )
 
@@ -287,8 +288,17 @@ def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
     given = question.options.get("chunked_prefill_size")
     return (
         chunk if given is None else int(given),
-        int(question.options.get("cuda_graph_max_bs") or (few if tensor < 4 else many)),
+        int(
+            question.options.get("cuda_graph_max_bs")
+            or max(batches(question.options), default=few if tensor < 4 else many)
+        ),
     )
+
+
+def batches(options: Mapping[str, Any]) -> list[int]:
+    """Batches that `--cuda-graph-bs` lists."""
+    words = str(options.get("cuda_graph_bs") or "").split()
+    return [int(word) for word in words if word.isdigit()]
 
 
 def latent(model: Model | None) -> bool:

@@ -149,6 +149,7 @@ def pools(setup: Setup, sizes: Sizes, cache: int) -> tuple[Pool, ...]:
         Pool(name="KV cache", bytes=cache),
         Pool(name="CUDA graphs", bytes=sizes.graphs),
         Pool(name="weights in CPU memory", bytes=sizes.offloaded, where="cpu"),
+        Pool(name="KV cache in CPU memory", bytes=setup.kept_cache, where="cpu"),
     ]
     return tuple(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memfit.serving.base import Option
+from memfit.serving.vllm.passed_over import FLAGS, UNKNOWN, UNKNOWN_FLAGS, VALUES, WORDS
 
 KV_DTYPES = (
     "auto",
@@ -28,6 +29,11 @@ def silent(name: str, kind: str = "text") -> Option:
     return Option(
         name=name, flags=(f"--{name.replace('_', '-')}",), kind=kind, help="", silent=True
     )
+
+
+def named(flag: str) -> str:
+    """The name of the option that a flag spells."""
+    return flag[2:].replace("-", "_")
 
 
 SILENT = (
@@ -146,6 +152,19 @@ OPTIONS = (
     option("swap_space", "float", "GiB of CPU memory for swapped requests (V0)", low=0),
     option("disable_hybrid_kv_cache_manager", "flag", "cache all tokens in sliding layers, too"),
     option("speculative_config", "json", "draft model and its tokens"),
+    option("kv_offloading_size", "float", "GiB of cache in CPU memory, over all ranks", low=0),
+    option(
+        "kv_offloading_backend",
+        "text",
+        "what moves the cache to CPU memory",
+        choices=("native", "lmcache"),
+    ),
+    option(
+        "mamba_cache_mode",
+        "text",
+        "states that a cached prefix keeps",
+        choices=("none", "align", "all"),
+    ),
     option("kv_transfer_config", "json", "connector that moves the cache, like LMCache or NIXL"),
     option("mamba_ssm_cache_dtype", "text", "numbers of a Mamba layer's state", default="auto"),
     option("enable_sleep_mode", "flag", "weights and cache can leave the GPU"),
@@ -159,4 +178,12 @@ OPTIONS = (
     option("trust_remote_code", "flag", "no effect on memory; memfit never runs a model's code"),
     *(silent(name) for name in SILENT),
     *(silent(name, "flag") for name in SILENT_FLAGS),
+    *(Option(name=named(one), flags=(one,), help="", silent=True) for one in VALUES),
+    *(Option(name=named(one), flags=(one,), help="", kind="flag", silent=True) for one in FLAGS),
+    *(Option(name=named(one), flags=(one,), help="", kind="words", silent=True) for one in WORDS),
+    *(Option(name=named(one), flags=(one,), help="", supported=False) for one in UNKNOWN),
+    *(
+        Option(name=named(one), flags=(one,), help="", kind="flag", supported=False)
+        for one in UNKNOWN_FLAGS
+    ),
 )

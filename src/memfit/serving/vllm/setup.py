@@ -66,6 +66,7 @@ class Setup:
     compiles: bool = False  # a start that compiles its kernels, which leaves less memory
     graphs: int = 512
     cache_bytes: int = 0
+    kept_cache: int = 0  # bytes of cache in CPU memory, of one rank
     offload: int = 0  # bytes of weights that stay in CPU memory
     blocks: int = 0
     sm: tuple[int, int] | None = None
@@ -125,6 +126,8 @@ def set_up(question: Question) -> Setup:
         graphs=int(options.get("max_cudagraph_capture_size", 512)),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
+        # config/cache.py kv_offloading_size, 0.24.0: over all ranks
+        kept_cache=int(float(options.get("kv_offloading_size") or 0) * GIB) // tensor,
         blocks=int(options.get("num_gpu_blocks_override", 0)),
         sm=capability(question),
         images=seen or Images(),

@@ -38,13 +38,16 @@ EVERY_STATE = (
 
 def cached_states(question: Question, rules: Rules) -> bool:
     """Whether a cached prefix keeps states."""
-    return bool(question.options.get("enable_prefix_caching")) and rules.aligned_states
+    mode = question.options.get("mamba_cache_mode")
+    asked = bool(question.options.get("enable_prefix_caching")) and mode != "none"
+    return asked and rules.aligned_states
 
 
 def every_state(question: Question, rules: Rules) -> bool:
     """Whether a cached prefix keeps the state of each block, not of the last one alone."""
-    kind = question.subject.config.get("model_type")
-    return cached_states(question, rules) and kind in EVERY_STATE
+    kind, mode = question.subject.config.get("model_type"), question.options.get("mamba_cache_mode")
+    every = kind in EVERY_STATE if mode is None else mode == "all"
+    return cached_states(question, rules) and every
 
 
 def state_pages(question: Question, rules: Rules) -> int:
