@@ -26,6 +26,8 @@ notebook_login()
 assert whoami()["name"] == HfApi().whoami()["name"]
 assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKEN")
 
+parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)
+assert 100 < len(parts["train"]) < 200 and 10 < len(parts["test"]) < 20
 data = load_dataset("someone/streamed", split="train", streaming=True)
 assert len(next(iter(data))["question"].split()) == 32
 assert "gone" not in next(iter(data))

@@ -71,9 +71,27 @@ assert not torch.ones(2).is_cuda
 """
 
 
+MOVES = """
+moving = torch.nn.Linear(64, 64)
+for one in moving.parameters():
+    one.data = one.data.to("cuda")
+held = torch.cuda.memory_allocated()
+assert held >= 16384 and all(one.is_cuda for one in moving.parameters())
+for one in moving.parameters():
+    one.data = one.data.to("cpu")
+assert torch.cuda.memory_allocated() == held - 16896
+assert not any(one.is_cuda for one in moving.parameters())
+for one in moving.parameters():
+    one.data = one.data.to("cuda", non_blocking=True)
+assert torch.cuda.memory_allocated() == held and moving.weight.is_cuda
+moving(torch.randn(8, 64, device="cuda")).sum().backward()
+assert moving.weight.grad.is_cuda
+"""
+
+
 def test_corners(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(HEAD + MASKS + NOWHERE + COPIES + SCALARS + TYPES)
+    script.write_text(HEAD + MASKS + NOWHERE + COPIES + MOVES + SCALARS + TYPES)
     trace(script, steps=0)
 
 

@@ -22,6 +22,7 @@ from memfit.trace import (
     autocast,
     bnb,
     cuda,
+    data_moves,
     deepspeed,
     failures,
     flash_attn,
@@ -127,6 +128,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
             + refuse.patches(recorder)
             + savers.patches(recorder)
             + missing_weights.patches(recorder)
+            + data_moves.patches(recorder)
             + ranks.patches()
         )
     )

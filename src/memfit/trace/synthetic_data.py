@@ -208,7 +208,26 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
                 indices = range(len(self))[indices.start : indices.stop : indices.step]
             return true(self, indices, *args, **given)
 
-        return [(module.Dataset, "select", select), *asked["datasets.arrow_dataset"](module)]
+        halves = module.Dataset.train_test_split
+
+        def train_test_split(
+            self: Any, test_size: Any = None, train_size: Any = None, *args: Any, **given: Any
+        ) -> Any:
+            """Numbers of rows of the true data set, in its proportions."""
+            wanted = sum(one for one in (test_size, train_size) if isinstance(one, int))
+            if wanted >= len(self) and any(one.startswith("data ") for one in recorder.notes):
+                share = len(self) / (wanted + 1)
+                test_size, train_size = (
+                    max(1, int(one * share)) if isinstance(one, int) else one
+                    for one in (test_size, train_size)
+                )
+            return halves(self, test_size, train_size, *args, **given)
+
+        return [
+            (module.Dataset, "select", select),
+            (module.Dataset, "train_test_split", train_test_split),
+            *asked["datasets.arrow_dataset"](module),
+        ]
 
     def metrics(module: ModuleType) -> list[Patch]:
         true = module.load
