@@ -133,6 +133,9 @@ heard = strange["train"].map(
                         for one, said in zip(rows["audio"], rows["transcript"])]},
     batched=True, remove_columns=strange["train"].column_names)
 assert heard.column_names == ["n"] and heard[0]["n"] == 160000
+faster = strange["train"].cast_column("audio", Audio(sampling_rate=24000))
+assert faster[0]["audio"]["array"].shape == (240000,)
+assert faster.map(lambda row: {"n": len(row["audio"]["array"])})[0]["n"] == 240000
 files = {"train": "hf://datasets/someone/files/train.parquet"}
 files = load_dataset("parquet", data_files=files, split="train")
 assert "nothing" not in files.with_format("torch")[0] and files[0]["question"]

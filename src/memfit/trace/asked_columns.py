@@ -33,19 +33,24 @@ def is_audio(name: str) -> bool:
     return kind_of(name) == "audio"
 
 
-def arrays(found: Any) -> Any:
-    """Recordings as a decoder gives them; the table stores lists."""
+def arrays(found: Any, rate: int) -> Any:
+    """Recordings as a decoder gives them at the rate that the script has chosen; the table stores
+    lists."""
     if isinstance(found, list):
-        return [arrays(one) for one in found]
+        return [arrays(one, rate) for one in found]
     if not isinstance(found, dict) or "array" not in found:
         return found  # the script has put something else there
     numpy: Any = importlib.import_module("numpy")
-    return {**found, "array": numpy.asarray(found["array"], dtype="float32")}
+    known = int(found.get("sampling_rate") or rate)
+    samples = numpy.asarray(found["array"], dtype="float32")
+    if known != rate:
+        samples = numpy.resize(samples, len(samples) * rate // known)
+    return {**found, "array": samples, "sampling_rate": rate}
 
 
-def samples() -> Any:
+def samples(rate: int) -> Any:
     """What a data set says of its recordings."""
-    return importlib.import_module("datasets").Audio(sampling_rate=RATE)
+    return importlib.import_module("datasets").Audio(sampling_rate=rate)
 
 
 def by_user(depth: int = 2) -> bool:
@@ -60,6 +65,7 @@ class Columns:
     def __init__(self, source: Any) -> None:
         self.source = source
         self.mapping = False  # whether a function runs over a marked data set
+        self.rate = RATE  # of recordings, as the script has cast them
 
     def grow(self, data: Any, name: str, kind: str = "") -> None:
         if not name or name in data._data.column_names:
@@ -179,7 +185,7 @@ def questions(columns: Columns, module: ModuleType) -> list[Patch]:
         if marked(self) and by_user():
             found = Features(found)
             found.data = self
-            found.update(dict.fromkeys(filter(is_audio, found), samples()))
+            found.update(dict.fromkeys(filter(is_audio, found), samples(columns.rate)))
         return found
 
     def __getitem__(self: Any, key: Any) -> Any:
@@ -189,6 +195,8 @@ def questions(columns: Columns, module: ModuleType) -> list[Patch]:
             columns.grow(self, key)
         found = item(self, key)
         if type(found) is dict:
+            for name in filter(is_audio, found):
+                found[name] = arrays(found[name], columns.rate)
             several = None if isinstance(key, int) else len(next(iter(found.values()), ()))
             found = Row(found)
             found.count = several
@@ -219,6 +227,7 @@ def methods(columns: Columns, module: ModuleType) -> list[Patch]:
         if type(feature).__name__ != "Audio" or not marked(self):
             return cast(self, column, feature, *args, **given)
         columns.grow(self, column)
+        columns.rate = int(feature.sampling_rate or columns.rate)
         return self
 
     wrapped = [
@@ -240,7 +249,7 @@ def rows(columns: Columns, module: ModuleType) -> list[Patch]:
     def __getitem__(self: Any, key: Any) -> Any:
         if not columns.mapping or key in self.data or not by_user():
             found = true(self, key)
-            return arrays(found) if columns.mapping and is_audio(str(key)) else found
+            return arrays(found, columns.rate) if columns.mapping and is_audio(str(key)) else found
         known = vars(self).setdefault("asked", {})  # apart, for it is no result
         if key not in known:
             batch = type(self).__name__ == "LazyBatch"
