@@ -185,9 +185,11 @@ def finding(utils: Any, version: int = 0) -> list[Patch]:
 
     def lazy(implementation: Any = None, *_: Any, **__: Any) -> tuple[Any, ...]:
         chosen = version or (3 if str(implementation).endswith("3") else 2)
-        return (*functions(chosen), None, utils._pad_input, utils._unpad_input)
+        cached = (None,) if versions.TRANSFORMERS >= (5, 0) else ()  # with a KV cache
+        return (*functions(chosen), *cached, utils._pad_input, utils._unpad_input)
 
-    return [(utils, "_lazy_imports", lazy), (utils, "_loaded_implementation", None)]
+    loaded = [name for name in ("_loaded_implementation", "_flash_fn") if hasattr(utils, name)]
+    return [(utils, "_lazy_imports", lazy), *((utils, name, None) for name in loaded)]
 
 
 def dispatching(model: Any) -> list[Patch]:
@@ -196,7 +198,8 @@ def dispatching(model: Any) -> list[Patch]:
             raise ValueError(f"`{type(self).__name__}` does not support flash-attn")
         return True
 
-    return [(model, "_flash_attn_can_dispatch", can_dispatch)]
+    names = (f"_flash_attn_{number}can_dispatch" for number in ("", "2_", "3_"))
+    return [(model, name, can_dispatch) for name in names if hasattr(model, name)]
 
 
 # What transformers calls versions that are here; kernels of the hub are the same functions.
@@ -212,8 +215,8 @@ NAMES = {
 
 def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
     """For a script that asks a model for flash-attn on a machine that cannot build the package."""
-    true = model._check_and_adjust_attn_implementation
-    if versions.TRANSFORMERS < (5, 0) or importlib.util.find_spec("flash_attn") is not None:
+    true = getattr(model, "_check_and_adjust_attn_implementation", None)  # from 4.56 on
+    if true is None or importlib.util.find_spec("flash_attn") is not None:
         return []
 
     def adjust(self: Any, asked: Any, *args: Any, **given: Any) -> Any:
@@ -233,4 +236,4 @@ def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
 def utilities(utils: Any) -> list[Patch]:
     """For `transformers.modeling_flash_attention_utils`, in a script."""
     there = importlib.util.find_spec("flash_attn") is not None
-    return [] if there or versions.TRANSFORMERS < (5, 0) else finding(utils)
+    return [] if there or not hasattr(utils, "_lazy_imports") else finding(utils)
