@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +59,25 @@ def test_a_log_with_draft_layers() -> None:
 def test_weights_of_a_draft_layer(name: str, layer: int) -> None:
     more = gib(name, speculative_config=MTP) - gib(name)
     assert more == pytest.approx(layer / 2**30, rel=0.06)
+
+
+def test_a_path_to_the_model_itself_loads_its_draft_layers_alone(tmp_path: Path) -> None:
+    """As for DeepSeek's models in SGLang's and vLLM's guides: the draft is a copy of the target."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    config = from_catalog(catalog.find("deepseek-ai/DeepSeek-V3") or "").config
+    (copy / "config.json").write_text(json.dumps(config))
+    few = {"tp_size": 16, "gpu": "16xh100", "offline": True}
+    eagle = {"engine": "sglang", "speculative_algorithm": "EAGLE", **few}
+    both = serve("deepseek-ai/DeepSeek-V3", speculative_draft_model_path=str(copy), **eagle)
+    one, none = (
+        serve("deepseek-ai/DeepSeek-V3", **which) for which in (eagle, {"engine": "sglang", **few})
+    )
+    assert both.figures == one.figures != none.figures
+    named = {"model": str(copy), "num_speculative_tokens": 1}
+    assert gib("deepseek-ai/DeepSeek-V3", speculative_config=named) == gib(
+        "deepseek-ai/DeepSeek-V3", speculative_config=MTP
+    )
 
 
 @pytest.mark.parametrize(

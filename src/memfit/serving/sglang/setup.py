@@ -185,15 +185,20 @@ def guesses_of(options: Mapping[str, Any]) -> int:
 
 
 def own_draft(question: Question) -> tuple[Layer, ...]:
-    """The model's own draft layers: EAGLE and NEXTN without another model's path."""
+    """Draft layers that come with a model, for EAGLE and NEXTN: of the target itself, or of the
+    model at the draft's path, often a copy of the target. A draft worker loads no other layers of
+    it (configs/model_config.py `is_draft_model`: DeepseekV3ForCausalLM becomes
+    DeepseekV3ForCausalLMNextN)."""
     options, subject = question.options, question.subject
     method = str(options.get("speculative_algorithm") or "").upper()
     path = options.get("speculative_draft_model_path")
-    if subject.model is None or method not in ("EAGLE", "NEXTN"):
+    if method not in ("EAGLE", "NEXTN"):
         return ()
     if path and path != subject.name:
-        return ()
-    return draft_layers(subject.model, subject.config)
+        if question.draft is None:
+            return ()
+        subject = question.draft
+    return () if subject.model is None else draft_layers(subject.model, subject.config)
 
 
 def separate_draft(question: Question) -> Draft | None:
@@ -210,12 +215,10 @@ def separate_draft(question: Question) -> Draft | None:
             where=where,
             hint=f"supported: {', '.join((*METHODS, TEXT_ALONE))}",
         )
-    if name and name == question.subject.name and own_draft(question):
+    if own_draft(question):
         return None
     if name:
         return draft_of(METHODS[method], name, question.draft, where)
-    if own_draft(question):
-        return None
     raise InputError.one(
         f"`--speculative-algorithm {method}`: `{question.subject.name[:80]}` has no layers that "
         "guess tokens",

@@ -74,11 +74,18 @@ def draft_problems(options: Mapping[str, Any]) -> list[Problem]:
 
 
 def own_draft(question: Question) -> tuple[Layer, ...]:
-    """The model's own draft layers, where `speculative_config` asks for them."""
-    model = question.subject.model
-    if model is None or not method_of(question.options).endswith("mtp"):
+    """Draft layers that come with a model, where `speculative_config` asks for them: of the target,
+    or of the model it names, often a copy. Of a model that has such layers vLLM loads no others
+    (config/speculative.py hf_config_override: `deepseek_v3` becomes `deepseek_mtp`), whether the
+    method is named or not."""
+    method, subject = method_of(question.options), question.subject
+    if draft_name(question.options) and question.draft is not None:
+        subject = question.draft
+    elif not method:
         return ()
-    return draft_layers(model, question.subject.config)
+    if subject.model is None or (method and not method.endswith("mtp")):
+        return ()
+    return draft_layers(subject.model, subject.config)
 
 
 def method_of(options: Mapping[str, Any]) -> str:
@@ -93,9 +100,9 @@ def separate_draft(question: Question) -> Draft | None:
     given, method, name = options.get(where) or {}, method_of(options), draft_name(options)
     if not given or method in MODEL_FREE or question.draft_left_out:
         return None
-    if method.endswith("mtp") or (not name and not method):
-        if own_draft(question) or not method:
-            return None
+    if own_draft(question) or (not name and not method):
+        return None
+    if method.endswith("mtp"):
         raise InputError.one(
             f"`method: {method[:40]}`: `{question.subject.name[:80]}` has no layers that guess "
             "tokens",
