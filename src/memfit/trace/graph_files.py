@@ -163,7 +163,7 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
     solver = Solver(dims)
     solver.check()
     cut = [pieces(run, run.head) for run in runs]
-    counted = tuple(row.derived) + (("seq",) if row.token_loops else ())
+    counted = (*row.derived, *row.loops)
     prefix = prefix_of(cut[0])
     listed = [list(row.kinds(text_of(row, one))) for one in row.examples[: len(runs)]]
     kinds = listed[0]

@@ -77,7 +77,7 @@ class Row:
     tied: bool = False
     silent: tuple[str, ...] = ()  # fields that no code of these layers reads
     absent: tuple[str, ...] = ()  # fields that bring code which was not captured
-    token_loops: bool = False  # its code goes through a sequence token by token
+    loops: tuple[str, ...] = ()  # dimensions that count iterations of its code
     packs: bool = True  # its code does nothing else where weights are packed
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"

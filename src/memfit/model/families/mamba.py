@@ -41,7 +41,7 @@ def row(name: str, **how: Any) -> Row:
         examples=variants({**BASE, "model_type": name}, SIZES),
         sizes=((3, 24), (7, 34), (11, 42)),
         derived=DERIVED,
-        token_loops=True,
+        loops=("seq",),
         silent=("intermediate_size",),
         tied=True,
         **how,
