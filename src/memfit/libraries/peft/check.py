@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memfit.errors import Level, Problem
 from memfit.job import Job
+from memfit.lower.load import idle_linears
 from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
 from memfit.registry import nearest
@@ -71,6 +72,7 @@ def fused(
             for module in (*program.model.embed, *program.model.final)
             for linear in module.linears()
         }
+        linears |= {one.name for one in idle_linears(program.model.towers)}
         targets = frozenset({name.rsplit(".", 1)[-1] for name in linears} | mapping.keys())
     found = {
         target: new
@@ -317,6 +319,7 @@ FUSED = {
     "flex_olmo": QWEN2_MOE,
     "glm4_moe": QWEN2_MOE,
     "glm4_moe_lite": QWEN2_MOE,
+    "glm4v_moe": QWEN2_MOE,
     "glm_moe_dsa": QWEN2_MOE,
     "hunyuan_v1_moe": QWEN2_MOE,
     "minimax": MIXTRAL,

@@ -314,3 +314,56 @@ __all__ = [
     "qwen3_tower",
     "rms_norm",
 ]
+
+
+# ---------------------------------------------------------------------------------- GLM's towers
+# Class defaults of the vision configs (transformers 5.23 configuration_glm4v.py,
+# configuration_glm4v_moe.py)
+GLM = {
+    **PATCHES,
+    "num_heads": 12,
+    "patch_size": 14,
+    "image_size": 336,
+    "depth": 24,
+    "hidden_size": 1536,
+    "intermediate_size": 13696,
+    "out_hidden_size": 4096,
+}
+
+
+def glm_tower(fields: Fields) -> tuple[Weight, ...]:
+    """GLM-4V's: feed-forwards as wide as the language model, and a convolution behind the
+    layers."""
+    fields.assume(**GLM)
+    width, out = fields.count("hidden_size"), fields.count("out_hidden_size")
+    inner, merge = fields.count("intermediate_size"), fields.count("spatial_merge_size")
+    bias = fields.flag("attention_bias", default=False)
+
+    def weights() -> Weights:
+        rows = (fields.count("image_size") // fields.count("patch_size")) ** 2
+        name = f"{ROOT}.embeddings.position_embedding.weight"
+        yield Weight(name=name, shape=(rows, width), role="embedding")
+        yield patches(ROOT, fields, width)
+        yield Weight(name=f"{ROOT}.patch_embed.proj.bias", shape=(width,), role="bias")
+        yield from frequencies(f"{ROOT}.rotary_pos_emb", head_size(fields, width) // 4)
+        for number in range(fields.layers("depth")):
+            name = f"{ROOT}.blocks.{number}"
+            yield from rms_norm(f"{name}.norm1", width)
+            yield from rms_norm(f"{name}.norm2", width)
+            yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=bias)
+            yield from linear(f"{name}.attn.proj", width, width, bias=False)
+            for one in ("gate_proj", "up_proj"):
+                yield from linear(f"{name}.mlp.{one}", width, out, bias=False)
+            yield from linear(f"{name}.mlp.down_proj", out, width, bias=False)
+        yield from linear(f"{ROOT}.merger.proj", out, out, bias=False)
+        yield from layer_norm(f"{ROOT}.merger.post_projection_norm", out)
+        for one in ("gate_proj", "up_proj"):
+            yield from linear(f"{ROOT}.merger.{one}", out, inner, bias=False)
+        yield from linear(f"{ROOT}.merger.down_proj", inner, out, bias=False)
+        yield from rms_norm(f"{ROOT}.post_conv_layernorm", width)
+        shape = (out, width, merge, merge)
+        yield Weight(name=f"{ROOT}.downsample.weight", shape=shape, role="linear")
+        yield Weight(name=f"{ROOT}.downsample.bias", shape=(out,), role="bias")
+        yield from rms_norm(f"{ROOT}.post_layernorm", width)
+
+    return tuple(weights())

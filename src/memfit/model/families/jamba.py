@@ -21,7 +21,7 @@ SIZES = {
 BASE = {
     "model_type": "jamba",
     "num_hidden_layers": 4,
-    "attn_layer_period": 3,
+    "attn_layer_period": 4,
     "attn_layer_offset": 2,
     "expert_layer_period": 2,
     "expert_layer_offset": 1,

@@ -1,0 +1,118 @@
+"""GLM-4.1V, dense, and GLM-4.5V with experts, as they read text:
+positions in three directions, and an idle vision tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.model.config import Fields
+from memfit.model.families._captured import TRACE, Dims, Row, captured, each, ratio, variants
+from memfit.model.families._towers import glm_tower
+from memfit.model.modules import Weight
+
+SIZES = {
+    "vocab_size": (544, 608, 736),
+    "hidden_size": (96, 240, 336),
+    "intermediate_size": (200, 312, 184),
+    "num_attention_heads": (6, 10, 14),
+    "num_key_value_heads": (2, 5, 7),
+}
+HEADS = {"head_dim": (40, 88, 56)}  # of models with experts
+WIDE = {**SIZES, "hidden_size": (240, 880, 784)}  # as wide as the heads together
+EXPERTS = {
+    "n_routed_experts": (13, 11, 9),
+    "num_experts_per_tok": (5, 3, 4),
+    "moe_intermediate_size": (64, 152, 120),
+    "n_shared_experts": (1, 2, 3),
+}
+# Frequencies that turn with time, row and column: a quarter of a head together
+SECTIONS = ((5, 3, 2), (9, 7, 6), (6, 3, 5))
+TEXT = {"num_hidden_layers": 2, "attention_bias": True, "max_position_embeddings": 4096}
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "image_size": 56,
+}
+
+
+def dense(fields: Fields) -> Dims:
+    found = each(fields, *SIZES)
+    ratio(fields, found, "num_attention_heads", "num_key_value_heads")
+    ratio(fields, found, "hidden_size", "num_attention_heads")
+    return {**found, **sections(fields, found["hidden_size_each"])}
+
+
+def sparse(fields: Fields) -> Dims:
+    if fields.config.get("head_dim") is None:
+        width, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+        fields.assume(head_dim=max(1, width // heads))
+    found = each(fields, *SIZES, *HEADS, *EXPERTS)
+    ratio(fields, found, "num_attention_heads", "num_key_value_heads")
+    found["shared_size"] = found.pop("n_shared_experts") * found["moe_intermediate_size"]
+    return {**found, **sections(fields, found["head_dim"])}
+
+
+def sections(fields: Fields, head: int) -> Dims:
+    """As `mrope_section` says (transformers 5.23 modeling_glm4v.py
+    recomposition_frequencies)."""
+    key = "rope_parameters" if fields.mapping("rope_parameters") else "rope_scaling"
+    given = fields.mapping(key).get("mrope_section") or [8, 12, 12]
+    sizes = given if isinstance(given, (list, tuple)) else ()
+    if len(sizes) != 3 or any(type(one) is not int or one < 1 for one in sizes):
+        fields.blame(key, "`mrope_section` must be three integers")
+        return {}
+    if 4 * sum(sizes) != head:
+        fields.blame(key, f"`mrope_section` does not add up to a quarter of {head}", TRACE)
+    return {f"section_{place}": size for place, size in enumerate(sizes)}
+
+
+def kinds(fields: Fields) -> list[str]:
+    """The first layers of models with experts are dense."""
+    count, dense = fields.layers(), fields.count("first_k_dense_replace", default=1, low=0)
+    return ["dense" if number < dense else "moe" for number in range(count)]
+
+
+def tower(fields: Fields) -> tuple[Weight, ...]:
+    return glm_tower(fields.section("vision_config"))
+
+
+def row(name: str, sizes: Mapping[str, tuple[int, ...]], **how: Any) -> Row:
+    examples = []
+    for text, parts in zip(variants(TEXT, sizes), SECTIONS, strict=True):
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+        rope |= {"partial_rotary_factor": 0.5, "mrope_section": list(parts)}
+        examples.append(
+            {
+                "model_type": name,
+                "tie_word_embeddings": False,
+                "text_config": {**text, "model_type": f"{name}_text", "rope_parameters": rope},
+                "vision_config": {**VISION, "out_hidden_size": text["hidden_size"]},
+            }
+        )
+    return Row(
+        name=name,
+        examples=tuple(examples),
+        text="text_config",
+        tower=tower,
+        own_positions=True,
+        **how,
+    )
+
+
+captured(row("glm4v", WIDE, dims=dense, kinds=lambda fields: ["layer"] * fields.layers()))
+captured(
+    row(
+        "glm4v_moe",
+        {**SIZES, **HEADS, **EXPERTS},
+        dims=sparse,
+        kinds=kinds,
+        active=lambda fields: (
+            fields.count("num_experts_per_tok"),
+            fields.count("n_routed_experts"),
+        ),
+        silent=("first_k_dense_replace", "routed_scaling_factor", "use_qk_norm"),
+    )
+)
