@@ -18,7 +18,15 @@ from memfit.model.families import _rows, build
 from memfit.model.families._chains import CHAINS
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.family_files import capturable
-from memfit.trace.new_family import Subject, rates_of, ratios_of, row_data, sizes_of, subject_of
+from memfit.trace.new_family import (
+    Subject,
+    lengths,
+    rates_of,
+    ratios_of,
+    row_data,
+    sizes_of,
+    subject_of,
+)
 
 WHOLE = pytest.mark.skipif(not os.environ.get("MEMFIT_WHOLE"), reason="half a minute")
 ROWS = sorted(_rows.names())
@@ -62,8 +70,9 @@ def test_sizes_of_an_encoder_are_those_of_the_row_written_by_hand(bert: Subject)
 @WHOLE
 @pytest.mark.parametrize("name", ROWS)
 def test_the_command_makes_what_is_shipped(name: str) -> None:
-    found = new_family(name)
-    assert json.loads(json.dumps(found.row)) == json.loads((ROOM / f"rows/{name}.json").read_text())
+    row = json.loads((ROOM / f"rows/{name}.json").read_text())
+    found = new_family(name, row.get("given"))
+    assert json.loads(json.dumps(found.row)) == row
     assert found.graphs == json.loads((ROOM / f"graphs/{name}.json").read_text())
 
 
@@ -125,6 +134,35 @@ def test_other_types_are_refused_in_a_sentence(
 ) -> None:
     assert main(["new-family", kind]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("attention_type", "names no value"), ("attention=full", "its config has no `attention`")],
+)
+def test_a_field_that_is_set_is_checked(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-family", "big_bird", "--set", given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_set_is_no_default_of_the_class() -> None:
+    """BigBird's is block-sparse, and so is a config that does not say."""
+    subject = subject_of("big_bird", {"attention_type": "original_full"})
+    assert subject.whole["attention_type"] == "original_full"
+    assert subject.plain["attention_type"] == "block_sparse"
+
+
+def test_a_head_that_runs_other_code_on_longer_sequences_is_left_out(bert: Subject) -> None:
+    """Block-sparse attention is full on a short sequence."""
+    subject = subject_of("big_bird")
+    subject.base = {"num_hidden_layers": 1}
+    rates_of(subject)
+    with pytest.raises(InputError, match="tokens: it runs other operations"):
+        lengths(subject, ())
+    lengths(bert, ("max_position_embeddings",))
+    assert len(bert.before) == 4
 
 
 def test_a_peak_that_is_off_is_said() -> None:

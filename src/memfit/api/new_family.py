@@ -23,9 +23,10 @@ class NewFamily:
     left_out: Mapping[str, str]
 
 
-def new_family(model_type: str) -> NewFamily:
+def new_family(model_type: str, given: Mapping[str, Any] | None = None) -> NewFamily:
     """Find out what each field of a config changes, capture the layers, and compare parameters and
-    peaks with the real code."""
+    peaks with the real code. `given` are fields that have other values than the class's
+    defaults."""
     from memfit.model.families import written_by_hand
 
     if written_by_hand(model_type):
@@ -39,7 +40,7 @@ def new_family(model_type: str) -> NewFamily:
         raise InputError.one(
             f"a new family needs `{bad.name}`", where="family", hint="pip install 'memfit[trace]'"
         ) from None
-    found = made(model_type)
+    found = made(model_type, given)
     return NewFamily(
         model_type=model_type, row=found.row, graphs=found.graphs, left_out=found.left_out
     )

@@ -91,7 +91,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "report": ("measured", "out", "gpu", "use", *JOB, *OUTPUT),
     "cache": ("clear", *OUTPUT),
     "capture": ("out", *OUTPUT),
-    "new-family": ("out", *OUTPUT),
+    "new-family": ("fields", "out", *OUTPUT),
     "models": OUTPUT,
     "gpus": OUTPUT,
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from memfit.api.new_family import NewFamily, new_family, write_family
+from memfit.errors import InputError
 
 HELP = """\
 {help}.
@@ -19,6 +21,12 @@ the extra `trace`; runs code of the installed library only.
 PARAMETERS = (
     click.Argument(["model_type"], metavar="MODEL_TYPE"),
     click.Option(
+        ["--set", "fields"],
+        multiple=True,
+        metavar="FIELD=VALUE",
+        help="a field of the config that is not as by default [default: none]",
+    ),
+    click.Option(
         ["--out"],
         default="",
         metavar="FOLDER",
@@ -27,14 +35,26 @@ PARAMETERS = (
 )
 
 
-def run(model_type: str, out: str, as_json: bool) -> tuple[int, str]:
-    found = new_family(model_type)
+def run(model_type: str, fields: tuple[str, ...], out: str, as_json: bool) -> tuple[int, str]:
+    found = new_family(model_type, dict(map(field_of, fields)))
     places = write_family(found, Path(out)) if out else ()
     if as_json:
         answer = {"family": model_type, "row": found.row, "left_out": dict(found.left_out)}
         return 0, json.dumps(answer, indent=2)
     lines = described(found)
     return 0, "\n".join([*lines, *(["", *(f"written to {one}" for one in places)] if out else [])])
+
+
+def field_of(text: str) -> tuple[str, Any]:
+    """The field and the value of `vocab_size=33`; what is no JSON is text."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        hint = "write `--set FIELD=VALUE`"
+        raise InputError.one(f"`{text[:60]}` names no value", where="set", hint=hint)
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def described(found: NewFamily) -> list[str]:

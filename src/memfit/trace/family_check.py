@@ -100,4 +100,4 @@ def head_fault(row: ChainRow, sizes: Mapping[str, int], head: str) -> str:
     return ""
 
 
-__all__ = ["head_fault", "refused_precisions", "unseen"]
+__all__ = ["PRECISIONS", "head_fault", "refused_precisions", "unseen"]

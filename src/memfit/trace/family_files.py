@@ -12,7 +12,7 @@ from memfit.graph.solve import Unsolved
 from memfit.model.families import _captured, _chains, forget
 from memfit.model.families._rows import row_of
 from memfit.trace.chain_files import chain_file, setting
-from memfit.trace.family_check import head_fault, refused_precisions, unseen
+from memfit.trace.family_check import PRECISIONS, head_fault, refused_precisions, unseen
 from memfit.trace.new_family import refuse, row_data
 from memfit.trace.segments import Refused
 
@@ -28,10 +28,10 @@ class Made:
     left_out: Mapping[str, str]
 
 
-def made(kind: str) -> Made:
+def made(kind: str, given: Mapping[str, Any] | None = None) -> Made:
     """The family of a type of models; raises InputError where none of its heads can be written and
     agrees with the real code."""
-    data, left_out = row_data(kind)
+    data, left_out = row_data(kind, given)
     last = {key: values[SHOWN] for key, values in data["sizes"].items()}
     data["sizes"] = {key: values[:SHOWN] for key, values in data["sizes"].items()}
     data, more = capturable(data)
@@ -39,7 +39,10 @@ def made(kind: str) -> Made:
     while data["heads"]:
         graphs = registered(data)
         config = unseen(row_of(data), last, data["heads"][0])
-        data = {**data, "refused": list(refused_precisions(config, data["heads"][0]))}
+        refused = refused_precisions(config, data["heads"][0])
+        if len(refused) == len(PRECISIONS):
+            raise refuse(kind, "its peaks are not the trace's in any precision")
+        data = {**data, "refused": list(refused)}
         registered(data, graphs)
         faults = {head: head_fault(row_of(data), last, head) for head in data["heads"]}
         faults = {head: why for head, why in faults.items() if why}

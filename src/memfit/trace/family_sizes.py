@@ -64,7 +64,8 @@ def proposed(
     found = {small: drawn(DIVIDING) for small in dict.fromkeys(small for _, small in ratios)}
     for large in dict.fromkeys(large for large, _ in ratios):
         smalls = [found[small] for one, small in ratios if one == large]
-        steps = [8 * math.lcm(*some) for some in zip(*smalls, strict=True)]
+        often = 1 if turn < TRIES // 3 else 12  # other numbers may divide it, too
+        steps = [8 * often * math.lcm(*some) for some in zip(*smalls, strict=True)]
         found[large] = tuple(
             step * max(1, want // step)
             for step, want in zip(steps, scaled(subject, large, dims, drawn(WIDTHS)), strict=True)

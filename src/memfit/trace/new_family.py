@@ -4,8 +4,10 @@ of the row is the outcome of a run on fake tensors with that field changed."""
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from memfit.errors import InputError
@@ -14,7 +16,7 @@ from memfit.trace.family_sizes import WIDE, columns
 from memfit.trace.graph_files import SILENT
 from memfit.trace.probes import Change, Seen, change, seen
 from memfit.trace.program import configuration
-from memfit.trace.real_positions import positions_left
+from memfit.trace.real_positions import MOST, positions_left
 
 LAYERS = 3
 RATES = (0.11, 0.13, 0.17, 0.19, 0.23, 0.29, 0.31, 0.37)
@@ -27,7 +29,8 @@ DECISIVE = (
     "num_hidden_layers",
     "num_attention_heads",
 )
-LENGTHS = (16, 100, 331, 509)  # tokens of sequences that must run the same code
+IDS = re.compile(r".*_token_id|.*token_index|.*_token_ids")
+LENGTHS = (16, 100, 331, 509, 1031, 2053, 4090)  # tokens of sequences that must run the same code
 
 
 @dataclass(kw_only=True)
@@ -36,11 +39,13 @@ class Subject:
     run; `before`: the pass of each head with these."""
 
     kind: str
-    whole: Mapping[str, Any]  # the class's defaults
+    whole: Mapping[str, Any]  # the class's defaults with the fields that were given
+    plain: Mapping[str, Any]  # the class's defaults
     names: Mapping[str, str]  # usual names of fields, and what this class calls them
     base: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Seen] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # heads, and why
+    equal: dict[str, str] = field(default_factory=dict)  # fields that repeat a size
 
     def key(self, usual: str) -> str:
         return self.names.get(usual, usual)
@@ -50,6 +55,8 @@ class Subject:
 
     def changed(self, **changes: Any) -> Change:
         """What these fields change in any head; a head that fails ends it."""
+        others = {key: changes[name] for key, name in self.equal.items() if name in changes}
+        changes = {**others, **changes}
         found: Change = "nothing"
         for head, before in self.before.items():
             one = change(before, seen(self.config(**changes), head))
@@ -63,15 +70,20 @@ def refuse(kind: str, why: str, hint: str = "") -> InputError:
     return InputError.one(f"no row for `{kind}`: {why}", where="family", hint=hint)
 
 
-def row_data(kind: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The row of a type of models as data, and the heads that it leaves out, with why."""
-    subject = subject_of(kind)
+def row_data(
+    kind: str, given: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The row of a type of models as data, and the heads that it leaves out, with why. `given` are
+    fields that have other values than the class's defaults."""
+    given = given or {}
+    subject = subject_of(kind, given)
     layers = subject.key("num_hidden_layers")
     if not isinstance(subject.whole.get(layers), int):
         raise refuse(kind, f"its config has no integer `{layers}`")
-    subject.base = {layers: LAYERS, **per_layer(subject, layers)}
+    subject.base = {**given, layers: LAYERS, **per_layer(subject, layers)}
     rates = rates_of(subject)
     dims, equal, fixed = sizes_of(subject, layers, rates)
+    subject.equal = equal
     ratios = ratios_of(subject, dims)
     dims = [key for key in dims if not picky(subject, key, dims, ratios)]
     unlike = unlike_of(subject, dims, ratios)
@@ -92,32 +104,46 @@ def row_data(kind: str) -> tuple[dict[str, Any], dict[str, str]]:
         "ratios": [[back[large], back[small]] for large, small in ratios],
         "equal": {key: back[name] for key, name in equal.items()},
         "unlike": [[back[one], back[other]] for one, other in unlike],
-        "fixed": lists_of(subject, {layers, *rates, *dims, *equal}),
+        "fixed": fixed_of(subject, {layers, *rates, *dims, *equal, *quiet}),
         "base": subject.base,
         "sizes": {key: list(values) for key, values in sizes.items()},
         "heads": list(subject.before),
         "rates": rates,
-        "silent": [*quiet, *equal],
+        "silent": [*(key for key in quiet if not SILENT.fullmatch(key)), *equal],
         "absent": absent(subject, {layers, *rates, *dims, *equal}),
         "positions": positions,
         "limited": before is not None,
         "before": before or 0,
         "checkpoints": checkpoints(subject),
         "refused": [],
+        "given": dict(given),
         "defaults": {
-            key: subject.whole[key]
-            for key in (*dims, *own)
-            if key not in map(subject.key, DECISIVE)
+            key: subject.plain[key]
+            for key in (*dims, *own, *given)
+            if key not in map(subject.key, DECISIVE) and subject.plain[key] is not None
         },
     }, subject.left_out
+
+
+def noticed(key: str) -> bool:
+    """Whether a field is one of the model's own, and no id of a token."""
+    return not (key in of_every_model() or key.startswith("_") or IDS.fullmatch(key))
+
+
+@cache
+def of_every_model() -> frozenset[str]:
+    """What configs of all models have, and what formulas read in their own way."""
+    from transformers import PretrainedConfig
+
+    return frozenset(PretrainedConfig().to_dict()) | {"tie_word_embeddings", "use_cache"}
 
 
 def first(sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     return {key: values[0] for key, values in sizes.items()}
 
 
-def subject_of(kind: str) -> Subject:
-    """The defaults of its config class."""
+def subject_of(kind: str, given: Mapping[str, Any] | None = None) -> Subject:
+    """The defaults of its config class, but for the fields that are `given`."""
     from transformers import CONFIG_MAPPING
 
     from memfit.registry import nearest
@@ -126,11 +152,16 @@ def subject_of(kind: str) -> Subject:
         close = nearest(kind, list(CONFIG_MAPPING), 1)
         hint = f"did you mean `{close[0]}`?" if close else ""
         raise refuse(kind[:60], "the installed transformers has no such model type", hint)
-    own = configuration({"model_type": kind}, None)
+    plain = configuration({"model_type": kind}, None).to_dict()
+    if unknown := sorted(set(given or {}) - set(plain)):
+        close = nearest(unknown[0], list(plain), 1)
+        hint = f"did you mean `{close[0]}`?" if close else ""
+        raise refuse(kind, f"its config has no `{unknown[0][:60]}`", hint)
+    own = configuration({"model_type": kind, **(given or {})}, None)
     if getattr(own, "is_encoder_decoder", False):
         raise refuse(kind, "it has a decoder beside its encoder, and the command writes encoders")
     names = dict(type(own).attribute_map)
-    return Subject(kind=kind, whole=own.to_dict(), names=names)
+    return Subject(kind=kind, whole=own.to_dict(), plain=plain, names=names)
 
 
 def per_layer(subject: Subject, layers: str) -> dict[str, Any]:
@@ -202,14 +233,10 @@ def sizes_of(
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Integers that move shapes and no operation; those that must equal one of these; and those
     that the code depends on."""
-    positions = subject.key("max_position_embeddings")
     asked = [
         key
         for key, value in subject.whole.items()
-        if type(value) is int
-        and value > 0
-        and key not in (layers, *rates)
-        and (key == positions or not SILENT.fullmatch(key))
+        if type(value) is int and value > 0 and key not in (layers, *rates) and noticed(key)
     ]
     outcome = {key: varied(subject, key) for key in asked}
     dims = [key for key, found in outcome.items() if found == "shapes"]
@@ -223,7 +250,7 @@ def sizes_of(
             pair = together(subject, key, [one for one in asked if one != key])
             if pair in dims:
                 equal[key] = pair
-            elif pair and pair not in equal and pair < key:
+            elif pair and pair not in equal and goes_first(subject, pair, key):
                 dims.append(pair)
                 equal[key] = pair
             elif not pair:
@@ -232,6 +259,12 @@ def sizes_of(
             fixed.append(key)
     dims = [key for key in dims if key not in equal]
     return dims, equal, fixed
+
+
+def goes_first(subject: Subject, one: str, other: str) -> bool:
+    """Of two fields that must be equal, whether the first one is called the size."""
+    usual = [subject.key(name) for name in DECISIVE]
+    return one in usual or (other not in usual and one < other)
 
 
 def varied(subject: Subject, key: str) -> Change:
@@ -290,7 +323,10 @@ def ratios_of(subject: Subject, dims: Sequence[str]) -> list[tuple[str, str]]:
             continue
         for large in divided:
             each = subject.whole[large] // subject.whole[small]
-            if subject.changed(**{small: count, large: count * each}) != "fails":
+            if any(
+                subject.changed(**{small: count, large: count * each * more}) != "fails"
+                for more in (1, 6)  # other numbers may divide it, too
+            ):
                 found.append((large, small))
                 break
     return found
@@ -311,18 +347,20 @@ def unlike_of(
 
 
 def lengths(subject: Subject, dims: Sequence[str]) -> None:
-    """Sequences of other lengths must run the same code."""
+    """Sequences of other lengths must run the same code; a head that does not is left out."""
     positions = subject.key("max_position_embeddings")
-    most = subject.whole.get(positions)
-    for head in subject.before:
-        for length in LENGTHS:
-            if isinstance(most, int) and positions in dims and length + 3 > most:
-                continue
+    most = subject.whole[positions] - MOST if positions in dims else max(LENGTHS)
+    for head, before in list(subject.before.items()):
+        for length in (one for one in LENGTHS if one <= most):
             after = seen(subject.config(), head, seq=length)
-            if isinstance(after, str):
-                raise refuse(subject.kind, f"{length} tokens: {after}")
-            if change(subject.before[head], after) == "code":
-                raise refuse(subject.kind, f"it runs other operations on {length} tokens")
+            found = change(before, after)
+            if found in ("code", "fails"):
+                why = after if isinstance(after, str) else "it runs other operations"
+                subject.left_out[head] = f"{length} tokens: {why}"
+                del subject.before[head]
+                break
+    if not subject.before:
+        raise refuse(subject.kind, next(iter(subject.left_out.values())))
 
 
 # ------------------------------------------------------------------------------------ other fields
@@ -330,7 +368,7 @@ def silent(subject: Subject, known: Iterable[str]) -> list[str]:
     """Fields of which other values change nothing."""
     asked = {}
     for key, value in subject.whole.items():
-        if key in known or key.startswith("_") or SILENT.fullmatch(key):
+        if key in known or not noticed(key):
             continue
         if isinstance(value, bool):
             asked[key] = not value
@@ -357,23 +395,20 @@ def absent(subject: Subject, known: Iterable[str]) -> list[str]:
     return [
         key
         for key, value in subject.whole.items()
-        if key not in known
-        and not key.startswith("_")
-        and not SILENT.fullmatch(key)
-        and (value is None or value == {})
+        if key not in known and noticed(key) and (value is None or value == {})
     ]
 
 
-def lists_of(subject: Subject, known: Iterable[str]) -> dict[str, Any]:
-    """Lists and objects that the captured code was run with."""
+def fixed_of(subject: Subject, known: Iterable[str]) -> dict[str, Any]:
+    """Lists and objects that the captured code was run with, and of other fields those that the
+    capture leaves out of its assumptions by their names."""
     return {
         key: value
         for key, value in subject.whole.items()
         if key not in known
-        and not key.startswith("_")
-        and not SILENT.fullmatch(key)
-        and isinstance(value, (list, dict))
+        and noticed(key)
         and value
+        and (isinstance(value, (list, dict)) or SILENT.fullmatch(key))
     }
 
 

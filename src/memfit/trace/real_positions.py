@@ -43,4 +43,4 @@ def runs(model: Any, length: int) -> bool:
     return True
 
 
-__all__ = ["positions_left"]
+__all__ = ["MOST", "positions_left"]

@@ -339,7 +339,8 @@ class Sample:
         seeds = [torch.empty_like(one) for one in graph]
         seed_blocks = [recorder.owned(one) for one in seeds]
         for block in seed_blocks:
-            assert block is not None
+            if block is None:
+                raise Refused(f"the gradient of `{self.call.name}` has no memory of its own")
             self.names[block.id] = "g"
         before = len(recorder.events)
         recorder.phase = "backward"
