@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
+from memfit.trace import vision_tokens
 from memfit.trace.pretrained import original
 
 FLASH = """
@@ -62,3 +64,55 @@ def test_an_error_comes_with_what_was_assumed(tmp_path: Path) -> None:
 def test_names_of_tuned_models(name: str, known: str) -> None:
     found = original(name)
     assert (found[0] if found else "") == known
+
+
+class Sizes:
+    """A config as a processor's tokens need it."""
+
+    model_type = "qwen2_5_vl"
+    image_token_id, video_token_id, vision_start_token_id = 7, 8, 5
+
+
+def test_tokens_of_pictures_have_the_numbers_of_the_config() -> None:
+    names = vision_tokens.placed([f"<t{one}>" for one in range(10)], Sizes())
+    assert names[7] == "<|image_pad|>"
+    assert names[5] == "<|vision_start|>"
+    assert len(names) == 10
+    assert "<|vision_end|>" in names
+    assert vision_tokens.placed(["a", "b"], None) == ["a", "b"]
+
+
+SEES = """
+import torch
+from PIL import Image
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+for name, tokens in (("Qwen/Qwen2.5-VL-3B-Instruct", 256), ("google/gemma-3-4b-it", 256),
+                     ("HuggingFaceTB/SmolVLM-256M-Instruct", 17 * 64)):
+    processor = AutoProcessor.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name)
+    parts = [{"type": "image"}, {"type": "text", "text": "what is it"}]
+    said = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+    batch = processor(text=[said], images=[[Image.new("RGB", (448, 448))]], return_tensors="pt",
+                      padding=True)
+    number = getattr(config, "image_token_id", None) or config.image_token_index
+    assert int((batch["input_ids"] == number).sum()) == tokens, name
+    if "Smol" in name:
+        continue  # its code asks which tiles have values, which a trace does not know
+    config.get_text_config().num_hidden_layers = 1
+    config.get_text_config().layer_types = ["full_attention"]
+    config.vision_config.num_hidden_layers = config.vision_config.depth = 1
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    model(**batch.to("cuda"), labels=batch["input_ids"].cuda()).loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(
+    not all(find_spec(one) for one in ("PIL", "torchvision")), reason="they are not installed"
+)
+def test_models_with_a_vision_tower_see(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SEES)
+    trace(script, steps=2)

@@ -45,6 +45,7 @@ from memfit.trace import (
     synthetic_downloads,
     synthetic_processors,
     synthetic_tokenizers,
+    vision_tokens,
     zero,
 )
 from memfit.trace.follow import Follower, Stopped
@@ -149,6 +150,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
                 **synthetic_tokenizers.changes(recorder),
                 **synthetic_downloads.changes(recorder),
                 **synthetic_processors.changes(recorder),
+                **vision_tokens.changes(),
                 **public_configs.changes(recorder),
                 "pynvml": nvml.functions(device, live),
             }

@@ -18,6 +18,25 @@ KINDS = {  # module of transformers: the class that reads a file, and the method
 }
 
 
+def size_of(cls: Any, name: Any) -> dict[str, Any]:
+    """The size of pictures that the model's config names, where the class has one for all or cuts
+    pictures into tiles of one size, four along a side at most."""
+    known = getattr(cls, "size", None)
+    tiles = getattr(cls, "max_image_size", None)
+    fixed = isinstance(known, dict) and set(known) == {"height", "width"}
+    if not fixed and not isinstance(tiles, dict):
+        return {}
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(name)
+    size = getattr(getattr(config, "vision_config", config), "image_size", None)
+    if not isinstance(size, int):
+        return {}
+    if fixed:
+        return {"size": {"height": size, "width": size}}
+    return {"size": {"longest_edge": 4 * size}, "max_image_size": {"longest_edge": size}}
+
+
 def changes(recorder: Watcher) -> dict[str, Change]:
     def falling_back(name: str, method: str) -> Change:
         def change(module: ModuleType) -> list[Patch]:
@@ -34,7 +53,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
                         f"processor {name}",
                         f"the processor of `{name}` is not there: it has the defaults of its class",
                     )
-                    return {}, given
+                    return size_of(cls, name), given
 
             return [(kind, method, classmethod(settings))]  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ import tomllib
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import failures
+from memfit.trace import failures, vision_tokens
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 
@@ -50,6 +50,7 @@ GPT = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 OPT = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"}
 BLOOM = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 LLAMA = {"bos_token": "<s>", "eos_token": "</s>"}
+GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 QWEN = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 KINDS = {
     **dict.fromkeys(("bert", "distilbert", "electra", "modernbert", "albert", "mpnet"), BERT),
@@ -60,6 +61,9 @@ KINDS = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "phi"), GPT),
     "opt": OPT,
     "bloom": BLOOM,
+    **dict.fromkeys(
+        ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"), GEMMA
+    ),
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl", "qwen2_5_vl"), QWEN),
 }
 AROUND = (  # the first special tokens that are there: before a text, after it
@@ -69,6 +73,7 @@ AROUND = (  # the first special tokens that are there: before a text, after it
     (T5, "", "</s>"),
     (OPT, "</s>", ""),
     (LLAMA, "<s>", ""),
+    (GEMMA, "<bos>", ""),
 )
 
 
@@ -78,16 +83,20 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     encoder = str(given.get("subfolder") or "").replace("tokenizer", "text_encoder")
-    config = transformers.AutoConfig.from_pretrained(name, subfolder=encoder).get_text_config()
-    special = KINDS.get(config.model_type, LLAMA)
+    whole = transformers.AutoConfig.from_pretrained(name, subfolder=encoder)
+    config = whole.get_text_config()
+    kind = KINDS.get(config.model_type, KINDS.get(whole.model_type, LLAMA))
+    seen = vision_tokens.tokens(whole)
+    special = {"pad_token": "<pad>", **kind} if seen else kind  # which processors ask for
     size = int(config.vocab_size)
-    vocabulary = words(size, {*special.values(), "<unk>", "<|im_start|>", "<|im_end|>"})
+    known = words(size, {*special.values(), "<unk>", "<|im_start|>", "<|im_end|>"})
+    vocabulary = {name: place for place, name in enumerate(vision_tokens.placed(known, whole))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    first, last = next((one[1:] for one in AROUND if one[0] is special), ("", ""))
+    first, last = next((one[1:] for one in AROUND if one[0] is kind), ("", ""))
     if first or last:
         single = f"{first} $A {last}".strip()
-        pair = f"{single} {last} $B:1 {last}:1" if special is ROBERTA else f"{single} $B:1 {last}:1"
+        pair = f"{single} {last} $B:1 {last}:1" if kind is ROBERTA else f"{single} $B:1 {last}:1"
         inner.post_processor = processors.TemplateProcessing(
             single=single,
             pair=pair if last else f"{single} $B:1",
@@ -99,11 +108,14 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         unk_token="<unk>",
+        **({"extra_special_tokens": seen} if seen else {}),
         **{"model_max_length": longest, **special, **chosen},
     )
-    if special not in (BERT, CLIP, ROBERTA, T5):
+    if seen:
+        tokenizer.memfit_picture = vision_tokens.picture(whole)
+    if kind not in (BERT, CLIP, ROBERTA, T5):
         tokenizer.chat_template = CHAT
-    types = ["token_type_ids"] if special is BERT and config.model_type != "distilbert" else []
+    types = ["token_type_ids"] if kind is BERT and config.model_type != "distilbert" else []
     tokenizer.model_input_names = ["input_ids", *types, "attention_mask"]
     tokenizer.name_or_path = name
     message = f"the tokenizer of `{name}` is not there: each word is one token"
@@ -111,11 +123,10 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     return tokenizer
 
 
-def words(size: int, special: set[str]) -> dict[str, int]:
+def words(size: int, special: set[str]) -> list[str]:
     """Special tokens first, then words, then what nobody writes."""
     names = [*sorted(special), *table()["words"].split()]
-    names = names[:size] + [f"<t{number}>" for number in range(len(names), size)]
-    return {name: place for place, name in enumerate(names)}
+    return names[:size] + [f"<t{number}>" for number in range(len(names), size)]
 
 
 def changes(recorder: Watcher) -> dict[str, Change]:
@@ -171,7 +182,12 @@ CHOSEN = (  # of the arguments of `from_pretrained`
 )
 # What transformers says of a tokenizer without its files (tokenization_utils_tokenizers.py, 5.23),
 # and what Python says when a tokenizer's class opens a file that has no name.
-NO_FILES = ("Couldn't instantiate the backend tokenizer", "PathLike object, not NoneType")
+NO_FILES = (
+    "Couldn't instantiate the backend tokenizer",
+    "PathLike object, not NoneType",
+    "Either model_file or model_proto must be specified",  # sentencepiece's
+    "'NoneType' object has no attribute 'endswith'",
+)
 ENDLESS = int(1e30)  # as transformers says where a tokenizer has no limit (XLNet)
 FEW = 100  # tokens of a vocabulary of special ones
 VOCABULARIES = {  # of tiktoken's encodings (tiktoken_ext/openai_public.py, 0.12)
