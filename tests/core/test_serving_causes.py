@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memfit.api.engine import from_command, serve
+from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.model.quantized import Skip
@@ -174,3 +175,25 @@ def test_what_changes_the_memory_uncounted_is_refused(engine: str, flag: str) ->
     words = ("Qwen/Qwen3-8B", *flag.split())
     with pytest.raises(InputError, match="is not supported yet"):
         from_command(words, (), engine, {"gpu": "rtx-4090", "offline": True})
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_ranks_that_work_hold_the_weights_and_share_the_heads(engine: str) -> None:
+    """57 GiB of Qwen3-30B-A3B on 24 GB cards: four; Llama-2-13B has 40 heads: two and no 16."""
+    flag = {"vllm": "tensor_parallel_size", "sglang": "tp_size"}[engine]
+    answer = serve("Qwen/Qwen3-30B-A3B", engine=engine, gpu="rtx-4090", offline=True)
+    assert "CUDA out of memory" in answer.failure
+    ranks = int(answer.remedy.rpartition(" ")[2])
+    assert ranks == 4
+    assert serve("Qwen/Qwen3-30B-A3B", engine=engine, gpu="4xrtx-4090", **{flag: ranks}).fits
+    small = serve("Qwen/Qwen2.5-32B", engine=engine, memory="6GiB", offline=True)
+    assert small.remedy == "a larger GPU, or weights in fewer bits"  # 40 heads: 16 do not share
+
+
+def test_a_plan_of_what_does_not_start_has_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan Qwen/Qwen3-8B --task inference --engine vllm --gpu rtx-4090 --offline"
+    load = "--users 4 --in 8m --out 1k"
+    assert main(f"{words} {load}".split()) == 1
+    assert "start it with" not in capsys.readouterr().out
+    assert main(f"{words} --users 4 --in 8k --out 1k".split()) in (0, 1)
+    assert "start it with" in capsys.readouterr().out

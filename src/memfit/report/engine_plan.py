@@ -180,7 +180,7 @@ def duration(value: float) -> str:
 
 def start(plan: EnginePlan) -> Iterator[str]:
     rows = plan.rows or plan.close
-    if not rows:
+    if not rows or rows[0].answer.failure:
         return
     copies = rows[0].replicas
     yield "start it with" if copies == 1 else f"start {copies} copies, each with"

@@ -22,6 +22,7 @@ from memfit.simulate.allocator import Allocator
 
 ROW_ENDS = ("o_proj", "down_proj", "dense", "out_proj", "c_proj")  # layers split by their inputs
 SPLIT = ("linear", "bias", "other")  # roles of a tower's weights that ranks share
+LARGER = "a larger GPU, or weights in fewer bits"  # where more ranks are no way out
 VOCAB_PAD = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE
 
 
@@ -72,6 +73,17 @@ def attention_heads(model: Model) -> int | None:
 def splits(heads: int) -> str:
     """Numbers of ranks that share so many heads: `1, 2, 4, 8`."""
     return ", ".join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)
+
+
+def enough_ranks(model: Model, tensor: int, weights: int, room: float) -> int:
+    """The fewest tensor parallel ranks, more than `tensor`, that share the heads evenly and whose
+    weights are within `room` bytes; 0 where sixteen are too few."""
+    heads = attention_heads(model)
+    for ranks in (2, 4, 8, 16):
+        shared = heads is None or heads % ranks == 0
+        if ranks > tensor and shared and weights * tensor / ranks < room:
+            return ranks
+    return 0
 
 
 def number_width(model: Model, named: object = "") -> int:
@@ -364,6 +376,7 @@ __all__ = [
     "Rank",
     "allocate",
     "attention_heads",
+    "enough_ranks",
     "kv_heads",
     "number_width",
     "rank_bytes",

@@ -16,7 +16,7 @@ from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.sglang.options import OPTIONS
 from memfit.serving.sglang.pools import Pools, cells, pools, stateless
 from memfit.serving.sglang.setup import GUESSES, Setup, set_up
-from memfit.serving.weights import allocate, rank_bytes, table_rows
+from memfit.serving.weights import LARGER, allocate, enough_ranks, rank_bytes, table_rows
 from memfit.units import GIB, MIB
 
 TORCH = (2, 8)  # that SGLang 0.5 installs
@@ -141,7 +141,10 @@ STATELESS = (
 
 def failure_of(setup: Setup, made: Pools, weights: int, free: int) -> tuple[str, str]:
     """The error of a server that does not start, and the setting that works; else nothing."""
-    more = f"--tp {setup.tensor * 2}"
+    ranks = enough_ranks(setup.model, setup.tensor, weights, 0.8 * free)
+    more = f"--tp {ranks}" if ranks else LARGER
+    if weights > free:
+        return "torch.OutOfMemoryError: CUDA out of memory", more
     if made.tokens <= 0:
         least = (weights + 2048 * sum(cells(setup))) / free
         failure = (

@@ -19,7 +19,7 @@ from memfit.serving.vllm.outside import non_torch
 from memfit.serving.vllm.profile import peak
 from memfit.serving.vllm.setup import COMPILED, Setup, set_up
 from memfit.serving.vllm.specs import layer_specs
-from memfit.serving.weights import rank_bytes
+from memfit.serving.weights import LARGER, enough_ranks, rank_bytes
 from memfit.units import GIB
 
 
@@ -268,10 +268,8 @@ def share_for(setup: Setup, device: Device, needed: int, free: int) -> str:
 
 def more_gpus(setup: Setup, sizes: Sizes, device: Device) -> str:
     """A tensor parallel size that holds the weights."""
-    for ranks in (2, 4, 8, 16):
-        if ranks > setup.tensor and sizes.weights * setup.tensor / ranks < 0.8 * device.total:
-            return f"--tensor-parallel-size {ranks}"
-    return "a larger GPU, or weights in fewer bits"
+    ranks = enough_ranks(setup.model, setup.tensor, sizes.weights, 0.8 * device.total)
+    return f"--tensor-parallel-size {ranks}" if ranks else LARGER
 
 
 __all__ = ["VLLM", "Problem"]
