@@ -169,11 +169,14 @@ def test_a_real_command_line_is_read(engine: str, line: str) -> None:
         ("vllm", "--decode-context-parallel-size 2"),
         ("vllm", "--enable-eplb"),
         ("sglang", "--enable-lora"),
+        ("llama.cpp", "-md draft.gguf -ngld 99 --draft-max 16"),
+        ("llama.cpp", "--spec-type draft-mtp --spec-draft-n-max 3"),
+        ("llama.cpp", "--lora adapter.gguf"),
     ],
 )
 def test_what_changes_the_memory_uncounted_is_refused(engine: str, flag: str) -> None:
     words = ("Qwen/Qwen3-8B", *flag.split())
-    with pytest.raises(InputError, match="is not supported yet"):
+    with pytest.raises(InputError, match=f"{flag.split()[0]}` is not supported yet"):
         from_command(words, (), engine, {"gpu": "rtx-4090", "offline": True})
 
 
@@ -197,3 +200,14 @@ def test_a_plan_of_what_does_not_start_has_no_command(capsys: pytest.CaptureFixt
     assert "start it with" not in capsys.readouterr().out
     assert main(f"{words} --users 4 --in 8k --out 1k".split()) in (0, 1)
     assert "start it with" in capsys.readouterr().out
+
+
+def test_what_a_llama_server_says_to_its_clients_costs_nothing() -> None:
+    plain = "llama-server -hf Qwen/Qwen3-8B -c 8192"
+    said = (
+        "--jinja --reasoning off --chat-template-kwargs {} --repeat-last-n 64 --dry-base 1.75"
+        " --cache-reuse 256 --grammar-file g.gbnf --agent --kv-offload --perf -sps 0.5 -lm mmap"
+    )
+    options = {"gpu": "rtx-4090", "offline": True}
+    with_all = from_command((), f"{plain} {said}".split(), "llama.cpp", options)
+    assert with_all.device == from_command((), plain.split(), "llama.cpp", options).device

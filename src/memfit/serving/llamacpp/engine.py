@@ -24,7 +24,7 @@ from memfit.serving.llamacpp.loading import from_config, from_file, repository, 
 from memfit.serving.llamacpp.log import log_lines
 from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.model import GgufModel
-from memfit.serving.llamacpp.options import OPTIONS, SILENT
+from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Backend, Machine
 from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
 from memfit.serving.llamacpp.versions import build_number
@@ -60,7 +60,7 @@ class LlamaCpp:
 
     name = "llamacpp"
     title = "llama.cpp"
-    options: tuple[Option, ...] = OPTIONS + SILENT
+    options: tuple[Option, ...] = OPTIONS + SILENT + REFUSED
     needs_memory = False
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:

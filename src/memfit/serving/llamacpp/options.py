@@ -183,6 +183,31 @@ _VALUED = """
 --device -dev --numa --load-mode --hf-file -hff --hf-token --path --threads-http --grp-attn-n
 --image-min-tokens --image-max-tokens -p --prompt --presence-penalty --frequency-penalty
 --dry-multiplier --xtc-probability --prio --poll
+-C --cpu-mask -Cr --cpu-range --cpu-strict -Cb --cpu-mask-batch -Crb --cpu-range-batch
+--cpu-strict-batch --prio-batch --poll-batch -dt --defrag-thold --yarn-ext-factor
+--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -hft --log-colors --verbosity
+--sampler-seq --sampling-seq --temperature --top-nsigma --top-n-sigma --xtc-threshold
+--typical --typical-p --repeat-last-n --dry-base --dry-allowed-length --dry-penalty-last-n
+--dry-sequence-breaker --adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp
+--mirostat --mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j
+--json-schema -jf --json-schema-file -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
+-ctxcp --swa-checkpoints -cms --checkpoint-min-step -r --reverse-prompt --video-fps
+--video-timestamp-interval --video-ffmpeg-dir --tags --embd-normalize --cors-origins
+--cors-methods --cors-headers --api-prefix --ui-config --webui-config --ui-config-file
+--webui-config-file --tools --tools-runtime --mcp-servers-config --mcp-servers-json
+--api-key-file --ssl-key-file --ssl-cert-file --chat-template-kwargs --sse-ping-interval
+--cache-reuse -rea --reasoning --reasoning-effort --reasoning-budget-message -sps
+--slot-prompt-similarity --sleep-idle-seconds --log-prompts-dir -lm
+"""
+# Of a draft, which is refused itself.
+_OF_A_DRAFT = """
+--draft --draft-n --draft-max --draft-min --draft-n-min --draft-p-min --draft-p-split
+--spec-draft-n-max --spec-draft-n-min --spec-draft-p-min --spec-draft-p-split -ngld
+--gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -devd --device-draft
+--spec-draft-device -cd --ctx-size-draft -ctkd --cache-type-k-draft --spec-draft-type-k -ctvd
+--cache-type-v-draft --spec-draft-type-v -td --threads-draft --spec-draft-threads -tbd
+--threads-batch-draft --spec-draft-threads-batch -otd --override-tensor-draft -ncmoed
+--n-cpu-moe-draft --spec-draft-sampling
 """
 _PLAIN = """
 --jinja --no-jinja --metrics --slots --no-slots --props --verbose -v --mlock --no-webui --webui
@@ -190,10 +215,38 @@ _PLAIN = """
 --no-context-shift --context-shift --special --no-mmproj --no-host --no-perf --reranking
 --rerank --log-timestamps --log-prefix -e --escape --no-log-prefix --no-log-timestamps
 --cache-prompt --no-cache-prompt --no-ui --ui
+--perf --no-escape --kv-offload -kvo --op-offload --log-jsonl --no-log-jsonl --log-verbose
+--ignore-eos --cache-idle-slots --no-cache-idle-slots -sp --spm-infill -nocb --no-cont-batching
+--reuse-port --cors-credentials --no-cors-credentials --ui-mcp-proxy --webui-mcp-proxy
+--no-ui-mcp-proxy --no-webui-mcp-proxy -ag --agent -no-ag --no-agent --reasoning-preserve
+--no-reasoning-preserve --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant
+--no-prefill-assistant --mmproj-auto --mmproj-offload --mmap -cmoed --cpu-moe-draft
+"""
+# They change the memory, and are not counted: a model beside the model, states of guessed tokens,
+# adapters, weights of other machines, sizes by other rules.
+_REFUSED_VALUED = """
+-md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-type
+--lora --lora-scaled --control-vector --control-vector-scaled --rpc --moe-cache-mib -ncffn
+--n-cpu-ffn -fitc --fit-ctx --override-kv -mu --model-url -dr --docker-repo
+--kv-unified-per-slot -mmu --mmproj-url -mmdev --mmproj-device --mtmd-batch-max-tokens
+--models-dir --models-preset -lzm --lazy-mode --pooling
+"""
+_REFUSED_PLAIN = """
+--spec-default -bs --backend-sampling --no-mmproj-offload --fim-qwen-7b-spec --fim-qwen-14b-spec
 """
 SILENT = tuple(
-    Option(name=flag.lstrip("-"), flags=(flag,), help="", silent=True) for flag in _VALUED.split()
+    Option(name=flag.lstrip("-"), flags=(flag,), help="", silent=True)
+    for flag in (_VALUED + _OF_A_DRAFT).split()
 ) + tuple(
     Option(name=flag.lstrip("-"), flags=(flag,), help="", kind="flag", silent=True)
     for flag in _PLAIN.split()
+)
+REFUSED = tuple(
+    Option(name=flag.lstrip("-"), flags=(flag,), help="not supported yet", supported=False)
+    for flag in _REFUSED_VALUED.split()
+) + tuple(
+    Option(
+        name=flag.lstrip("-"), flags=(flag,), help="not supported yet", kind="flag", supported=False
+    )
+    for flag in _REFUSED_PLAIN.split()
 )

@@ -181,9 +181,14 @@ OPTIONS = (
     *(Option(name=named(one), flags=(one,), help="", silent=True) for one in VALUES),
     *(Option(name=named(one), flags=(one,), help="", kind="flag", silent=True) for one in FLAGS),
     *(Option(name=named(one), flags=(one,), help="", kind="words", silent=True) for one in WORDS),
-    *(Option(name=named(one), flags=(one,), help="", supported=False) for one in UNKNOWN),
     *(
-        Option(name=named(one), flags=(one,), help="", kind="flag", supported=False)
+        Option(name=named(one), flags=(one,), help="not supported yet", supported=False)
+        for one in UNKNOWN
+    ),
+    *(
+        Option(
+            name=named(one), flags=(one,), help="not supported yet", kind="flag", supported=False
+        )
         for one in UNKNOWN_FLAGS
     ),
 )
