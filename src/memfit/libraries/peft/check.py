@@ -326,6 +326,7 @@ FUSED = {
     "olmoe": QWEN2_MOE,
     "qwen3_moe": QWEN2_MOE,
     "qwen3_next": QWEN2_MOE,
+    "solar_open": QWEN2_MOE,
 }
 TUPLES = {"phimoe": "mlp.router"}  # transformers 5.23 modeling_phimoe.py PhimoeTopKRouter
 TECHNIQUE = Technique(
