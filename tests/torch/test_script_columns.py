@@ -26,6 +26,8 @@ notebook_login()
 assert whoami()["name"] == HfApi().whoami()["name"]
 assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKEN")
 
+for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):
+    assert row["review_title"]
 parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)
 assert 100 < len(parts["train"]) < 200 and 10 < len(parts["test"]) < 20
 data = load_dataset("someone/streamed", split="train", streaming=True)
@@ -49,7 +51,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 name = "Qwen/Qwen2.5-0.5B-Instruct"
-tokenizer = AutoTokenizer.from_pretrained(name)
+tokenizer = AutoTokenizer.from_pretrained(pretrained_model_name_or_path=name)
+AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path=name, num_hidden_layers=1)
 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, num_hidden_layers=1))
 settings = DPOConfig("out", per_device_train_batch_size=1)
 data = load_dataset("someone/unheard-of", split="train").select(range(20))

@@ -209,7 +209,14 @@ def questions(columns: Columns, module: ModuleType) -> list[Patch]:
         found = rows(self, keys)
         return [Row(one) for one in found] if marked(self) else found
 
+    each = kind.__iter__
+
+    def __iter__(self: Any) -> Any:
+        found = each(self)
+        return map(Row, found) if marked(self) and self._format_type is None else found
+
     return [
+        (kind, "__iter__", __iter__),
         (kind, "__getitems__", __getitems__),
         (kind, "column_names", property(column_names)),
         (kind, "features", property(known)),

@@ -171,8 +171,9 @@ def reachable(endpoint: str) -> bool:
 def models(module: ModuleType, recorder: Watcher) -> list[Patch]:
     """For `transformers.modeling_utils`."""
 
-    def from_pretrained(cls: Any, name: Any, *args: Any, **given: Any) -> Any:
-        return load(cls, name, args, given, recorder)
+    def from_pretrained(cls: Any, *args: Any, **given: Any) -> Any:
+        name, *rest = args or (given.pop("pretrained_model_name_or_path", None),)
+        return load(cls, name, tuple(rest), given, recorder)
 
     return [(module.PreTrainedModel, "from_pretrained", classmethod(from_pretrained))]
 

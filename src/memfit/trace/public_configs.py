@@ -59,7 +59,8 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     def falling_back(owner: Any) -> list[Patch]:
         true = owner.from_pretrained.__func__
 
-        def from_pretrained(cls: Any, name: Any, *args: Any, **given: Any) -> Any:
+        def from_pretrained(cls: Any, *args: Any, **given: Any) -> Any:
+            name, *args = args or (given.pop("pretrained_model_name_or_path", None),)  # type: ignore[assignment]
             try:
                 return true(cls, name, *args, **given)
             except Exception as bad:

@@ -133,7 +133,8 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     def falling_back(owner: Any) -> list[Patch]:
         true = owner.from_pretrained.__func__
 
-        def from_pretrained(cls: Any, name: Any, *args: Any, **given: Any) -> Any:
+        def from_pretrained(cls: Any, *args: Any, **given: Any) -> Any:
+            name, *args = args or (given.pop(NAME, None),)  # type: ignore[assignment]
             try:
                 found = true(cls, name, *args, **given)
             except Exception as bad:
@@ -172,6 +173,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     }
 
 
+NAME = "pretrained_model_name_or_path"
 CHOSEN = (  # of the arguments of `from_pretrained`
     "model_max_length",
     "padding_side",
@@ -185,6 +187,7 @@ CHOSEN = (  # of the arguments of `from_pretrained`
 NO_FILES = (
     "Couldn't instantiate the backend tokenizer",
     "PathLike object, not NoneType",
+    "os.PathLike or integer, not NoneType",
     "Either model_file or model_proto must be specified",  # sentencepiece's
     "'NoneType' object has no attribute 'endswith'",
 )
