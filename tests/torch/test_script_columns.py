@@ -29,6 +29,7 @@ assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKE
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):
     assert row["review_title"]
 parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)
+assert parts["test"].remove_columns(["text", "gone"]).column_names == ["label"]
 assert 100 < len(parts["train"]) < 200 and 10 < len(parts["test"]) < 20
 data = load_dataset("someone/streamed", split="train", streaming=True)
 assert len(next(iter(data))["question"].split()) == 32

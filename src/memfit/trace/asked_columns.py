@@ -16,6 +16,7 @@ from memfit.trace.imports import Change, Patch
 from memfit.trace.synthetic_tokenizers import table
 
 MARK = "stand-in with the columns that are asked for"
+ASSUMED = "stand-in with the columns that are assumed"
 SPLIT = 200  # rows of a split that nobody named
 RATE = 16_000  # samples of a second
 RECORDINGS = 64  # rows of a data set with audio, which is large
@@ -149,7 +150,8 @@ def removing(true: Any) -> Any:
 
     @functools.wraps(true)
     def remove_columns(self: Any, column_names: Any, *args: Any, **given: Any) -> Any:
-        names = present(self, column_names) if marked(self) else column_names
+        made = self._info.description in (MARK, ASSUMED)
+        names = present(self, column_names) if made else column_names
         return true(self, names, *args, **given)
 
     return remove_columns
@@ -289,4 +291,4 @@ def changes(columns: Columns) -> dict[str, Change]:
     }
 
 
-__all__ = ["MARK", "RATE", "RECORDINGS", "Columns", "changes", "kind_of", "marked"]
+__all__ = ["ASSUMED", "MARK", "RATE", "RECORDINGS", "Columns", "changes", "kind_of", "marked"]

@@ -140,8 +140,7 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         if any(kind == "audio" for kind in columns.values()):
             count = asked_columns.RECORDINGS
         made = source.rows(columns, min(count, 256) if images else count)
-        if not key:
-            made._info.description = asked_columns.MARK
+        made._info.description = asked_columns.ASSUMED if key else asked_columns.MARK
         return made.select(range(len(made))[slice_of(part, len(made))]) if part else made
 
     def streamed(one: Any) -> Any:
