@@ -45,6 +45,7 @@ def test_words_of_a_command() -> None:
     assert split(["--", "accelerate", "launch", "--config_file", "a.yaml"], {}).subject == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_deepspeed_starts_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tinymodule.py").write_text('import sys\nassert sys.argv[1:] == ["-m", "x"]')

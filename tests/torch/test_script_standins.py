@@ -109,6 +109,7 @@ for name, tokens in (("Qwen/Qwen2.5-VL-3B-Instruct", 256), ("google/gemma-3-4b-i
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(find_spec(one) for one in ("PIL", "torchvision")), reason="they are not installed"
 )
