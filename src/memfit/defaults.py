@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import cache
 from typing import Any, NamedTuple
 
 from memfit.errors import InputError
@@ -266,12 +267,19 @@ def usual_values(
     }
 
 
+@cache
+def first_trainer() -> tuple[str, Mapping[str, Any]]:
+    """The trainer that questions assume, and what it does where nobody names an option."""
+    key, trainer = next(iter(TRAINERS.items()))
+    usual = usual_values(trainer, Job(), Job.method, "bf16")
+    return trainer.name, {**usual, "framework": key}
+
+
 def trainer_default(name: str) -> tuple[str, Any] | None:
     """The trainer that questions assume, and what it does with this option where nobody names it;
     None where it changes nothing."""
-    key, trainer = next(iter(TRAINERS.items()))
-    usual = usual_values(trainer, Job(), Job.method, "bf16") | {"framework": key}
-    return (trainer.name, usual[name]) if name in usual else None
+    trainer, usual = first_trainer()
+    return (trainer, usual[name]) if name in usual else None
 
 
 def decisive(job: Job) -> frozenset[str]:

@@ -35,7 +35,7 @@ from memfit.hardware.gpu import common_gpu, gpu_problem, plain
 from memfit.hardware.link import COLLECTIVES
 from memfit.hardware.machines import machines
 from memfit.hardware.outside import reserve
-from memfit.hardware.tables import STATUSES, sections, span, table
+from memfit.hardware.tables import STATUSES, columns, sections, span, table
 from memfit.hardware.vendors import VENDORS
 from memfit.units import GIB, MIB
 
@@ -877,6 +877,18 @@ def test_importing_reads_no_table_and_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("fields", [("name", "aliases", "shared"), ("common",)])
+def test_names_are_read_without_the_rest_of_the_table(fields):
+    rows = {key: row for key, row in table("gpus").items() if key != "sources"}
+    found = columns("gpus", *fields)
+    assert [*found] == [*rows]
+    for key, row in rows.items():
+        assert {name: found[key].get(name) for name in fields} == {
+            name: row.get(name) for name in fields
+        }
+        assert "bandwidth" not in found[key]
 
 
 def test_tables_are_parsed_section_by_section():

@@ -11,7 +11,7 @@ from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.hardware.link import Link, links
-from memfit.hardware.tables import figure, span, table
+from memfit.hardware.tables import columns, figure, span, table
 from memfit.lazy_dataclass import dataclass
 from memfit.registry import ALIKE, nearest
 from memfit.units import LARGEST
@@ -157,9 +157,7 @@ def _names() -> dict[str, tuple[str, ...]]:
     where only one is known."""
     owners: dict[str, list[str]] = {}
     shared: dict[str, list[str]] = {}
-    for key, row in table("gpus").items():
-        if key == "sources":
-            continue
+    for key, row in columns("gpus", "name", "aliases", "shared").items():
         common = dict.fromkeys(map(plain, row.get("shared", ())))
         for name in common:
             shared.setdefault(name, []).append(key)
@@ -191,9 +189,8 @@ def _common() -> dict[str, str]:
     """Plain shared name -> the row that it stands for when a person types it."""
     return {
         plain(name): key
-        for key, row in table("gpus").items()
+        for key, row in columns("gpus", "common").items()
         for name in row.get("common", ())
-        if key != "sources"
     }
 
 
