@@ -223,23 +223,27 @@ class Evaluation:
         frame = Frame(ctx=ctx, bound=bound, linears=linears, env=env)
         r = ctx.r
         module = ""
+        paths = {"": bound.prefix}
         reached: dict[int, int] = {}  # operation -> how many events were there before it
         begun = {place for jump in self.jumps for place in jump[:2]}
         over = {jump.last: jump for jump in self.jumps}
         for place, step in enumerate(self.steps):
             if place in begun:
                 reached[place] = len(r.events)
-            op = step.op
-            if bound.stacks and op.where != module:
-                module = op.where
+            where = step.op.where
+            if bound.stacks and where != module:
+                module = where
                 frame.enter(module)
-            r.where = bound.path(op.where) if op.where else bound.prefix
+            if where not in paths:
+                paths[where] = bound.path(where)
+            r.where = paths[where]
             if step.runs:
                 execute(step, env, frame)
-            for name, number in self.crossing.get(place, ()):
-                ctx.crossing[name] = env[number]
-                if r.replaying:
-                    r.outlive(env[number])
+            if place in self.crossing:
+                for name, number in self.crossing[place]:
+                    ctx.crossing[name] = env[number]
+                    if r.replaying:
+                        r.outlive(env[number])
             for number in step.drops:
                 env.pop(number, None)
             if step.releases and owner is not None:
@@ -321,22 +325,29 @@ def root_of(number: int, values: Mapping[int, Value]) -> int:
 
 def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
     """Run one operation on the values in `env`, and put its results there."""
-    r = frame.ctx.r
-    before = r.grad
-    r.grad = before and not step.silent
     args = [
         env.get(one) if type(one) is int else None if one is None else frame.weight(one[1:])  # type: ignore[index]
         for one in step.op.inputs
     ]
     if None in args and step.op.name != "linear":
         check_packed(step, args, frame)
-    results = step.perform(step, args, frame)
-    r.grad = before
-    program = frame.ctx.program
-    if step.leaf and program.input_gradients and step.op.where == program.model.embed[0].name:
-        for one in results:
-            one.needs = True  # enable_input_require_grads, of the input embedding alone
-    env.update(zip(step.op.outputs, results, strict=True))
+    if step.silent:
+        r = frame.ctx.r
+        before, r.grad = r.grad, False
+        results = step.perform(step, args, frame)
+        r.grad = before
+    else:
+        results = step.perform(step, args, frame)
+    if step.leaf:
+        program = frame.ctx.program
+        if program.input_gradients and step.op.where == program.model.embed[0].name:
+            for one in results:
+                one.needs = True  # enable_input_require_grads, of the input embedding alone
+    if len(results) == 1:
+        (number,) = step.op.outputs
+        env[number] = results[0]
+    else:
+        env.update(zip(step.op.outputs, results, strict=True))
 
 
 def check_packed(step: Step, args: list[Tensor | None], frame: Frame) -> None:
