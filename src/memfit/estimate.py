@@ -61,7 +61,6 @@ from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
-from memfit.simulate.pinned_memory import parked
 from memfit.simulate.replay import Replay, replay, reserved_peak
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
@@ -341,7 +340,7 @@ def _of_rank(
         host=host(
             program,
             program.model.parameters if strategy and program.model.layers else known.total,
-            parked(tape, together=strategy.size("pp") > 1) if waits(job) else 0,
+            pinned(tape, strategy) if waits(job) else 0,
             strategy.ranks if cluster is None else min(strategy.ranks, cluster.gpus_per_node),
         ),
         band=band,
@@ -358,6 +357,12 @@ def _of_rank(
         ),
         versions=tape.versions,
     )
+
+
+def pinned(tape: Tape, strategy: Strategy) -> int:
+    from memfit.simulate.pinned_memory import parked
+
+    return parked(tape, together=strategy.size("pp") > 1)
 
 
 def surplus(

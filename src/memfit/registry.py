@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -23,6 +22,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 
     for candidate in known:
         by_plain.setdefault(plain(candidate), candidate)
     wanted = plain(name[:200])
+    import difflib  # on no way of an answer
+
     close = difflib.get_close_matches(wanted, by_plain, n=count, cutoff=cutoff)
     inside = [key for key in by_plain if wanted and wanted in key and key not in close]
     return [by_plain[key] for key in (close + sorted(inside, key=len))[:count]]

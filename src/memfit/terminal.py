@@ -38,6 +38,17 @@ class Ended(KeyboardInterrupt):
         self.number = number
 
 
+def terminal_columns() -> int:
+    """As `shutil.get_terminal_size` counts them, which loads three compressors."""
+    if (said := os.environ.get("COLUMNS", "")).isdecimal() and int(said) > 0:
+        return int(said)
+    try:
+        known = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):  # no terminal, or closed
+        return 80
+    return known or 80
+
+
 # ------------------------------------------------------------------------------------ text
 def escaped(text: str, *, colour: bool = False, keep: str = "\n\t") -> str:
     """`text` with every character that a terminal would act on written as `\\u001b` is, which is
@@ -171,4 +182,5 @@ __all__ = [
     "put",
     "say",
     "silence",
+    "terminal_columns",
 ]

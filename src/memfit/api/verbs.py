@@ -412,7 +412,6 @@ def simulated(
 ) -> tuple[Estimate, Question]:
     """The estimate alone, and the question as it was answered: where the formulas find out late
     that they cannot, and `auto` was asked for, by a trace."""
-    from memfit import estimate_cache
     from memfit.estimate import estimate as simulate
     from memfit.model.likeness import remarks
 
@@ -438,6 +437,8 @@ def simulated(
         noted = (remark(model, asked.reasons), *problems, *found.problems)
         return dataclasses.replace(found, problems=tuple(dict.fromkeys(noted))), asked
     if asked.ask.by == "trace":
+        from memfit import estimate_cache
+
         name = estimate_cache.key(model, job, cluster, asked.strategy, total, problems)
         make = lambda: run(tracer(asked, progress))  # noqa: E731
         try:

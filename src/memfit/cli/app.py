@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
-import shutil
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,6 +37,7 @@ from memfit.terminal import (
     opened,
     say,
     silence,
+    terminal_columns,
 )
 from memfit.words import Measuring, Planning, Run, Studying, is_program, offer, one_model, options
 
@@ -121,6 +120,8 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
 
 
 def defect(error: Exception) -> tuple[int, str, tuple[Problem, ...]]:
+    import traceback
+
     say("".join(traceback.format_exception(error)).rstrip())
     message = f"this is a bug in memfit, not in your input: {type(error).__name__}"
     return BROKEN, "", (Problem(message=message, hint="please report it with the lines above"),)
@@ -671,13 +672,13 @@ commands = Commands(
 # ------------------------------------------------------------------------------------ the terminal
 def columns() -> int:
     """Of the terminal, within what can be read."""
-    return max(60, min(120, shutil.get_terminal_size().columns))
+    return max(60, min(120, terminal_columns()))
 
 
 def room() -> int:
     """What a line of a list may take: that of a terminal, and of anything else as much as it needs
     (0)."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    return terminal_columns() if sys.stdout.isatty() else 0
 
 
 def problem_of(error: MemfitError) -> Problem:

@@ -4,13 +4,16 @@ and hands to the kernel."""
 from __future__ import annotations
 
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from memfit.formats import INT64, Format
 from memfit.lazy_dataclass import dataclass
-from memfit.lower import quantized_cache
 from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
+
+if TYPE_CHECKING:
+    from memfit.lower.quantized_cache import Pair
 
 SERVING = (
     "prefill",
@@ -28,7 +31,7 @@ class Cache:
     seen: int = 0  # tokens of the passes before
     bits: int = 4
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    packed: dict[str, quantized_cache.Pair] = field(
+    packed: dict[str, Pair] = field(
         default_factory=dict
     )  # of the quantized cache, in place of `layers`
     windows: dict[str, int] = field(default_factory=dict)
@@ -157,6 +160,8 @@ def tuples(
 def quantized(
     cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int
 ) -> tuple[Tensor, Tensor]:
+    from memfit.lower import quantized_cache
+
     cache.packed[where], keys, values = quantized_cache.update(
         r, cache.packed.get(where), k, v, cache.bits
     )

@@ -62,7 +62,6 @@ from memfit.formats import Format
 from memfit.lazy_dataclass import dataclass
 from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Recorder
-from memfit.lower.schedules import Turn
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Stage
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
+    from memfit.lower.schedules import Turn
     from memfit.model.modules import Module
 
 ROOT, EMBED, TAIL = "root", "embed", "tail"

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from memfit.lower import captured, label_heads, versions
+from memfit.lower import versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS, choices
@@ -49,8 +49,12 @@ def programs_of(program: Program) -> Programs:
         if one.applies(program):
             programs = import_module(one.module).overlay(programs, program)
     if own is None and program.model.graphs is not None:
+        from memfit.lower import captured
+
         programs = captured.programs(programs, program.model)
     if program.model.labelled is not None:
+        from memfit.lower import label_heads
+
         programs = label_heads.programs(programs, program.model)
     if own is None and versions.alone(program):
         programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import captured, ops
+from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.engine import TAIL
@@ -23,6 +23,8 @@ def final(own: Scope, x: Value, model: Model, bound: Bound, ctx: Context) -> Val
         elif isinstance(module, Linear):
             own.assign(x, linear, x, bound.linear(module), ctx)
         elif isinstance(module, Captured):
+            from memfit.lower import captured
+
             own.assign(x, captured.final, x, module, bound, ctx)
     return x
 

@@ -4,6 +4,7 @@ and go as in the real one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from memfit import kernels
 from memfit.formats import FP32
@@ -14,15 +15,16 @@ from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.engine import ROOT
-from memfit.lower.engine_hooks import Hooked
 from memfit.lower.engines import engine_of
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.programs import StageRunner
 from memfit.lower.recorder import Recorder
-from memfit.lower.script import Keep, Player
 from memfit.lower.tensors import Dim, Hooks, Tensor
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
+
+if TYPE_CHECKING:
+    from memfit.lower.script import Keep
 
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
@@ -48,12 +50,12 @@ def train(
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
-    if (
-        folded is not None
-        and isinstance(engine, Hooked)
-        and not (body.programs.keeps_outputs or job.keep_outputs)
-    ):
-        body.player = Player(body, engine, folded[0], micro_batch, folded[1])
+    if folded is not None and not (body.programs.keeps_outputs or job.keep_outputs):
+        from memfit.lower.engine_hooks import Hooked
+        from memfit.lower.script import Player
+
+        if isinstance(engine, Hooked):
+            body.player = Player(body, engine, folded[0], micro_batch, folded[1])
     steps, pipeline = engine.steps, stage_runner(r, program, body)
     for step in range(steps):
         first = run_step(body, stepper, pipeline, step, job.seq, first)

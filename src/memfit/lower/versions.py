@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from memfit.formats import FP32
 from memfit.lower import head, ops
-from memfit.lower.attention import qwen
 from memfit.lower.attention.rotary import picked, turning
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -278,11 +277,17 @@ def replaced(
     return lambda programs: programs.replace(losses={**programs.losses, **losses})
 
 
+def own_buffers(program: Program) -> tuple[Weight, ...]:
+    from memfit.lower.attention.qwen import kept
+
+    return kept(program)
+
+
 CHANGES: tuple[Change, ...] = (
     Change(
         NEVER,
         lambda family: family in BROUGHT,
-        lambda programs: replaced(plain=narrow)(programs).replace(buffers=qwen.kept),
+        lambda programs: replaced(plain=narrow)(programs).replace(buffers=own_buffers),
         "Qwen/Qwen-7B modeling_qwen.py QWenLMHeadModel.forward, RotaryEmbedding",
     ),
     Change(

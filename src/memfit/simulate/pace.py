@@ -13,7 +13,6 @@ from memfit.hardware.collectives import Group, seconds
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import micro_batches
-from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.generating import Generation, generation
 from memfit.simulate.host_step import away
 from memfit.simulate.memory import Memory
@@ -57,6 +56,8 @@ def step_time(
     )
     if pp is None or not many:
         return timed(tapes[0][1])
+    from memfit.simulate.bubbles import pipelined, standing
+
     found = {
         stage: timed(tape, turns=standing(pp, stage, many, whole=job.hugging))
         for stage, tape in dict(tapes).items()
@@ -82,11 +83,12 @@ def kernels(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> tuple
         return ()
     if not job.training:
         return token_kernels(tape, known, job, calls(cluster, strategy))
-    turns = (
-        0.0
-        if pp is None or not many
-        else standing(pp, strategy.rank * pp.size // strategy.ranks, many, whole=job.hugging)
-    )
+    turns = 0.0
+    if pp is not None and many:
+        from memfit.simulate.bubbles import standing
+
+        stage = strategy.rank * pp.size // strategy.ranks
+        turns = standing(pp, stage, many, whole=job.hugging)
     return step_kernels(tape, known, job, calls(cluster, strategy), turns=turns)
 
 

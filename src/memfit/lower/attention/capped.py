@@ -72,6 +72,3 @@ def with_sinks(
     weights = ops.cast(r, ops.dropout(r, scores, ctx.dropout(module.dropout)), v.format)
     ctx.held.append(weights)
     return by_tokens(r, product(r, weights, values, ctx))
-
-
-STYLES = {"gemma2": gemma2, "gpt_oss": gpt_oss}

@@ -9,7 +9,6 @@ from typing import Any
 from memfit.formats import FP32
 from memfit.lower import ops, views
 from memfit.lower.attention import sdpa
-from memfit.lower.attention.flash_attn import flash_attn
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.lifetimes import Scope, Value, scoped
@@ -118,6 +117,8 @@ def through_flash_attn(
 def by_flash_attn(
     q: Tensor, k: Tensor, v: Tensor, module: Attention | Latent, ctx: Context
 ) -> Tensor:
+    from memfit.lower.attention.flash_attn import flash_attn
+
     return flash_attn(q, k, v, mask_of(module, ctx), ctx)
 
 

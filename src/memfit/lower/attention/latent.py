@@ -127,6 +127,3 @@ def back_complex(r: Recorder, node: Node, g: Tensor) -> Grads:
     out = r.like(g, "mul")
     del conjugate
     return (out,)
-
-
-LATENT = {"deepseek_v3": deepseek_v3, "deepseek_v2": deepseek_v2}

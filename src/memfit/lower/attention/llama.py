@@ -367,3 +367,6 @@ def styles() -> dict[str, Callable[[Tensor, Attention, Bound, Context], Tensor]]
         "stablelm": stablelm,
         **{style: partial(run, prepare=prepare) for style, prepare in ways.items()},
     }
+
+
+STYLES = styles()
