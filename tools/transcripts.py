@@ -32,7 +32,8 @@ TIMEOUT = 300.0
 MARKER = re.compile(r"^<!-- run(?P<options>(?: \w+=\d+)*): (?P<command>.+?) -->$", re.MULTILINE)
 LOOKS_LIKE_MARKER = re.compile(r"^<!--\s*run\b.*$", re.MULTILINE)
 FENCE = re.compile(r"\n(?P<fence>`{3,})\w*\n(?P<body>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
-PROGRESS = ("tracing: ", "planning: ")  # signs of life, which only a slow machine shows
+# Signs of life, which only a slow machine shows.
+PROGRESS = ("tracing: ", "[█", "[░")
 START_MEMFIT = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
 
 
