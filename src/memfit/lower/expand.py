@@ -13,6 +13,7 @@ from memfit.program import Entry
 from memfit.tape import Alloc, Comm, Compute, Free, Mark, Repeat
 
 Paths: TypeAlias = "Callable[[int], str]"  # a layer's path by its number
+Step: TypeAlias = "tuple[type, Any, Any]"  # an event's kind, its fields, and how to find its block
 Copies: TypeAlias = "list[int]"  # the numbers of one block of the middle layer, copy by copy
 
 
@@ -155,7 +156,7 @@ class Expansion:
         span = self.events[first:last]
         mark = span[0]
         assert isinstance(mark, Mark)
-        steps = [self.compiled(event) for event in span]
+        steps = [unnamed(*self.compiled(event)) for event in span]
         marks = tuple(event.where for event in span if type(event) is Mark)
         order = range(times) if self.rising(first, mark) else range(times - 1, -1, -1)
         for copy in order:
@@ -198,9 +199,7 @@ class Expansion:
             raise Unclear
         return event, Given(self.many[like[place]], self.once.get(id, -1), -1 if third == 0 else 1)
 
-    def write(
-        self, steps: Sequence[tuple[Line, Copies | Given | None]], copy: int, names: dict[str, str]
-    ) -> None:
+    def write(self, steps: Sequence[Step], copy: int, names: dict[str, str]) -> None:
         """The events of one layer of the middle."""
         add, new, fresh, old, here = self.out.append, tuple.__new__, self.fresh, "", ""
 
@@ -209,16 +208,15 @@ class Expansion:
             names[where] = name = here + where[len(old) :] if own else where
             return name
 
-        for event, place in steps:
-            if type(event) is Free:
+        for kind, event, place in steps:
+            if kind is Free:
                 number = place[copy] if type(place) is list else found(place, copy)
                 if number < 0:
                     raise Unclear
                 add(
                     new(Free, (number, event[1]))
                 )  # by place and without the names of fields: this is a third of all the time
-            elif type(event) is Alloc:
-                assert type(place) is list
+            elif kind is Alloc:
                 _, size, part, where, op, formula, stream = event
                 place[copy] = fresh
                 add(
@@ -236,11 +234,11 @@ class Expansion:
                     )
                 )
                 fresh += 1
-            elif type(event) is Mark:
+            elif kind is Mark:
                 own, group = self.groups[event.where]
                 old, here = event.where, self.path(own + copy * group.period)
                 add(new(Mark, (event[0], renamed(old), event[2])))
-            elif type(event) is Compute:
+            elif kind is Compute:
                 op, flops, size, math, where, stream, kernels = event
                 add(
                     new(
@@ -256,9 +254,9 @@ class Expansion:
                         ),
                     )
                 )
-            elif type(event) is Comm:
+            elif kind is Comm:
                 add(event._replace(where=names.get(event.where) or renamed(event.where)))
-            elif type(event) is Notice:
+            elif kind is Notice:
                 act, where, name, leaves, block = event
                 leaves = tuple(
                     leaf and (names.get(leaf[0]) or renamed(leaf[0]), leaf[1]) for leaf in leaves
@@ -276,6 +274,12 @@ class Expansion:
             else:
                 add(event)
         self.fresh = fresh
+
+
+def unnamed(event: Line, place: Copies | Given | None) -> Step:
+    """Plain tuples are taken apart in half of the time of named ones."""
+    kind = type(event)
+    return kind, tuple(event) if kind in (Alloc, Free, Compute) else event, place
 
 
 def found(place: Copies | Given | None, copy: int) -> int:
