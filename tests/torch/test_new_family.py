@@ -27,6 +27,7 @@ from memfit.trace.new_family import (
     sizes_of,
     subject_of,
 )
+from memfit.trace.real_positions import positions_left
 
 WHOLE = pytest.mark.skipif(not os.environ.get("MEMFIT_WHOLE"), reason="half a minute")
 ROWS = sorted(_rows.names())
@@ -163,6 +164,25 @@ def test_a_head_that_runs_other_code_on_longer_sequences_is_left_out(bert: Subje
         lengths(subject, ())
     lengths(bert, ("max_position_embeddings",))
     assert len(bert.before) == 4
+
+
+def test_a_model_that_asks_for_more_than_ids_is_refused() -> None:
+    """BROS wants a box for every token, also on the CPU."""
+    with pytest.raises(InputError, match="does not run on the CPU: ValueError"):
+        positions_left(
+            {"model_type": "bros", "num_hidden_layers": 1}, "none", "token-classification"
+        )
+
+
+def test_positions_are_counted_on_a_real_model() -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32, "vocab_size": 99, "max_position_embeddings": 20}
+    config = {**sizes, "pad_token_id": 1}
+    found = {
+        kind: positions_left({**config, "model_type": kind}, "max_position_embeddings", "masked-lm")
+        for kind in ("bert", "roberta", "modernbert")
+    }
+    assert found == {"bert": 0, "roberta": 2, "modernbert": None}
 
 
 def test_a_peak_that_is_off_is_said() -> None:

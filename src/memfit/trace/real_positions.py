@@ -23,24 +23,26 @@ def positions_left(config: Mapping[str, Any], key: str, head: str) -> int | None
         count = 64
     torch.manual_seed(0)
     model = classes.builder(head, own).from_config(own).eval()
-    if runs(model, count + BEYOND):
+    if not trouble(model, count + BEYOND):
         return None
+    why = ""
     for left in range(MOST):
-        if runs(model, count - left):
+        why = trouble(model, count - left)
+        if not why:
             return left
-    message = f"no row for `{own.model_type}`: it does not run on {count - MOST} tokens"
+    message = f"no row for `{own.model_type}`: it does not run on the CPU: {why}"
     raise InputError.one(message, where="family")
 
 
-def runs(model: Any, length: int) -> bool:
-    """Whether a sequence of this length has a position for every token."""
+def trouble(model: Any, length: int) -> str:
+    """Why a sequence of this length does not run; a token without a position is a reason."""
     ids = torch.randint(5, min(64, model.config.vocab_size), (1, length))
     try:
         with torch.no_grad():
             model(input_ids=ids)
-    except (IndexError, RuntimeError):
-        return False
-    return True
+    except Exception as bad:  # noqa: BLE001 - a class may ask for more than ids, in any way
+        return f"{type(bad).__name__}: {str(bad)[:200]}"
+    return ""
 
 
 __all__ = ["MOST", "positions_left"]
