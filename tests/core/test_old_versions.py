@@ -5,6 +5,7 @@ import pytest
 from memfit import estimate
 from memfit.errors import InputError
 from memfit.model.families import families
+from memfit.tape import Alloc
 
 
 @pytest.mark.parametrize("version", ["4.36", "4.40", "4.44", "4.47", "4.52", "5.0"])
@@ -98,3 +99,26 @@ def test_groups_are_repeated_for_flash_attn(family: str) -> None:
         new_tokens=4,
     )
     assert (newer.memory.allocated < 0.97 * answer.memory.allocated) is (family != "llama")
+
+
+@pytest.mark.parametrize("unsloth", ["", "loss"])
+@pytest.mark.parametrize(("torch", "slices"), [("2.8", 2), ("2.9", 1)])
+def test_a_colon_over_all_words_is_a_slice_of_its_own(
+    torch: str, slices: int, unsloth: str
+) -> None:
+    """Its backward fills a tensor without the last position, between that of the loss and that of
+    the slice of positions (ATen/TensorIndexing.h applySlice of 2.8.0 and 2.9.1)."""
+    found = estimate(
+        {"model_type": "mistral", **GROUPED, "sliding_window": None},
+        versions=f"transformers=4.47.1,torch={torch}",
+        framework="transformers",
+        batch=2,
+        seq=512,
+        unsloth=unsloth,
+    )
+    rows = [
+        event.size // (2 * 1024 * 4)
+        for event in found.memory.tape.events
+        if isinstance(event, Alloc) and event.op == "slice" and event.size >= 2 * 511 * 1024 * 4
+    ]
+    assert rows == [511, 512][-slices:] * 2  # two steps

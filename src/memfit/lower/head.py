@@ -14,6 +14,11 @@ from memfit.lower.tensors import Tensor
 from memfit.model.modules import Captured, Linear, Model, Norm
 from memfit.tape import Alloc, Part
 
+# The torch from which `x[..., :-1, :]` makes no slice of the last dimension, all of which it takes
+# (ATen/TensorIndexing.h applySlice: `length == stop` in 2.8.0, where `:` stops at 2**63 - 1;
+# `length <= stop` in 2.9.1).
+SKIPS_WHOLE = (2, 9)
+
 
 @scoped
 def final(own: Scope, x: Value, model: Model, bound: Bound, ctx: Context) -> Value:
@@ -77,3 +82,14 @@ def targets(labels: Tensor, ctx: Context, part: Part = "logits") -> tuple[Tensor
     return padded, ops.integers(
         ctx.r, (ctx.batch, ctx.tokens), "contiguous", part
     ) if ctx.batch > 1 else padded
+
+
+def all_but_last(scores: Tensor, ctx: Context) -> Tensor:
+    """`scores[..., :-1, :].contiguous()`: a copy unless there is one sequence. Each slice fills a
+    tensor as large as what it was cut from in the backward."""
+    r = ctx.r
+    shape = (ctx.batch, ctx.tokens - 1, scores.shape[-1])
+    rows = ops.cut(r, scores, shape)
+    if ctx.torch < SKIPS_WHOLE:
+        rows = ops.cut(r, rows, shape)
+    return ops.clone(r, rows, "contiguous") if ctx.batch > 1 else rows

@@ -101,14 +101,13 @@ def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Ten
     r, vocabulary = ctx.r, scores.shape[-1]
     ctx.returned.append(output)
     part, r.part = r.part, "logits"
-    cut = ops.cut(r, scores, (ctx.batch, ctx.tokens - 1, vocabulary))
-    cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
+    rows = head.all_but_last(scores, ctx)
     targets = (
         ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
     )
     loss = ops.cross_entropy(
         r,
-        cut.view(ctx.batch * (ctx.tokens - 1), vocabulary),
+        rows.view(ctx.batch * (ctx.tokens - 1), vocabulary),
         targets,
         read=FP32 if ctx.autocast is not None else None,
     )

@@ -69,12 +69,11 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
         scores = wide
     ctx.returned.append(scores)
     vocabulary = wide.shape[-1]
-    cut = ops.cut(r, wide, (ctx.batch, ctx.tokens - 1, vocabulary))
-    cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
+    rows = head.all_but_last(wide, ctx)
     targets = (
         ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
     )
-    loss = cross_entropy(r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary))
+    loss = cross_entropy(r, rows.view(ctx.batch * (ctx.tokens - 1), vocabulary))
     r.part = part
     del scores, wide, targets
     return loss
