@@ -89,6 +89,7 @@ def question(case: Case) -> tuple[object, ...]:
         case.model,
         case.stored,
         case.config,
+        case.added_tokens,
         case.job,
         case.gpu,
         case.strategy,
@@ -104,7 +105,7 @@ def asker(producer: Producer | None) -> Ask:
 
     @lru_cache(maxsize=1)
     def asked(
-        model: tuple[str, str, str],
+        model: tuple[str, str, str, int],
         job: Job,
         gpu: GPU | None,
         strategy: Strategy,
@@ -137,9 +138,8 @@ def asker(producer: Producer | None) -> Ask:
             )
         )
         ranks = None if case.rank is None else range(case.rank, case.rank + case.alike)
-        return asked(
-            (case.model, case.stored, case.config), case.job, case.gpu, case.strategy, ranks
-        )
+        model = case.model, case.stored, case.config, case.added_tokens
+        return asked(model, case.job, case.gpu, case.strategy, ranks)
 
     return ask
 

@@ -62,6 +62,7 @@ class Case:
         ""  # the operator that ran, where no option of a job names it: only its time differs
     )
     config: str = ""  # of a model that is in no catalog, as JSON; `model` then is what it is called
+    added_tokens: int = 0  # that the program added to the vocabulary before it trained
     lengths_vary: bool = False  # batches are as long as a dataset's texts
 
     @property

@@ -9,9 +9,9 @@ from memfit.model.modules import Model
 
 
 @lru_cache(maxsize=32)
-def built(name: str, stored: str = "", config: str = "") -> Model:
+def built(name: str, stored: str = "", config: str = "", added_tokens: int = 0) -> Model:
     """A model of the catalog, or its checkpoint that is stored quantized; or, with `config`, one
-    that is in no catalog."""
+    that is in no catalog. `added_tokens`: its embeddings were made larger by so many."""
     from memfit.model.families import build
     from memfit.model.source import from_catalog
 
@@ -23,6 +23,8 @@ def built(name: str, stored: str = "", config: str = "") -> Model:
         for key, value in found.config.items()
         if key != "quantization_config" or not stored
     }
+    if added_tokens:
+        fields["vocab_size"] += added_tokens
     if stored:
         fields["quantization_config"] = json.loads(stored)
     return build(fields, name=found.name, origin=found.origin)

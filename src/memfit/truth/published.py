@@ -75,6 +75,7 @@ class Reading:
     gpu: str = ""  # where the name that was published leaves it open
     attention: str = ""  # the operator that ran, where no option of a job names it
     config: str = ""  # of a model that is in no catalog, as JSON
+    added_tokens: int = 0  # that the program adds to the vocabulary before it trains
 
 
 Reader = Callable[[Row], Reading]
@@ -167,6 +168,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         rank=reading.rank,
         alike=reading.alike,
         config=reading.config,
+        added_tokens=reading.added_tokens,
         attention=reading.attention,
         lengths_vary=row.lengths_vary,
     )

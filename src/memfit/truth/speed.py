@@ -105,6 +105,7 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
         key = (
             answer.case.model,
             answer.case.config,
+            answer.case.added_tokens,
             answer.case.job,
             answer.case.gpu,
             answer.case.strategy,
@@ -178,7 +179,8 @@ def generated(row: Row, case: Case) -> float:
 
 def once(case: Case, told: Told) -> float:
     """Rows of one run differ in what memory they tell."""
-    key = case.model, case.stored, case.config, case.job, case.gpu, case.strategy, case.attention
+    model = case.model, case.stored, case.config, case.added_tokens
+    key = (*model, case.job, case.gpu, case.strategy, case.attention)
     if key not in told:
         told[key] = predict(case)
     return told[key]
@@ -188,7 +190,7 @@ def predict(case: Case) -> float:
     assert case.gpu is not None
     ranks = case.strategy.ranks
     cluster = Cluster(gpu=case.gpu, gpus_per_node=min(NODE, ranks), nodes=-(-ranks // NODE))
-    model = built(case.model, case.stored, case.config)
+    model = built(case.model, case.stored, case.config, case.added_tokens)
 
     def ran(model: Model, job: Job, strategy: Strategy, cluster: Cluster) -> Tape:
         tape = lower(model, job, strategy, cluster, compact=True, passes=0)

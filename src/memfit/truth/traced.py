@@ -56,6 +56,8 @@ def key(case: Case) -> str:
     }
     gpu = None if case.gpu is None else case.gpu.name
     whole = [case.model, case.stored, case.config, said, layouts, gpu, case.metric]
+    if case.added_tokens:
+        whole.append(str(case.added_tokens))
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -37,6 +37,16 @@ VERSIONS = {
         "bitsandbytes=0.43.3,flash-attn=2.6.3,trl=0.10.1"
     ),
 }
+# Tokens that fms-hf-tuning adds to a model's tokenizer, whose embeddings and head it then makes as
+# large as that (tuning/sft_trainer.py at 2.5.0, b33634c and 398c2a8, which the tables' requirements
+# name; embedding_size_multiple_of is 1 in all three): a `<pad>` to Llama's tokenizers, `<PAD>` and
+# `<unk>` to those that have neither. Granite's has both. Santacoder's size was not at hand.
+ADDED = {
+    "meta-llama/Llama-2-70b-hf": 1,
+    "meta-llama/Meta-Llama-3-8B": 2,
+    "mistralai/Mistral-7B-v0.1": 1,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": 1,
+}
 
 
 @reader("foundation-model-stack/fms-acceleration", layouts=True)
@@ -80,7 +90,9 @@ def read(row: Row) -> Reading:
             "double_quant": True,
             "prepare_kbit": "baseline" in plugin and count(row.gpus) == 1,
         }
-    return Reading(options=options, strategy=shards(row))
+    return Reading(
+        options=options, strategy=shards(row), added_tokens=ADDED.get(words.model(row), 0)
+    )
 
 
 def shards(row: Row) -> Strategy:
