@@ -7,18 +7,15 @@ import pytest
 
 from memfit import band
 from memfit.truth import Case, read
-from memfit.truth.answers import asker
+from memfit.truth.answers import asker, predicted
 from memfit.truth.repeats import METRIC, Repeat, apart, middle, nearest, repeats
 
 GIB, MIB = 2**30, 2**20
 RESIDUALS = {
     one.id: one for one in map(band.Residual._make, band.residuals()) if one.metric == METRIC
 }
-CASES = {
-    case.id: case
-    for case in read()
-    if isinstance(case, Case) and case.metric == METRIC and repeats(case)
-}
+ROWS = [case for case in read() if isinstance(case, Case) and case.metric == METRIC]
+CASES = {case.id: case for case in ROWS if repeats(case)}
 
 
 def of(name: str, commit: str) -> int:
@@ -52,6 +49,17 @@ def test_one_word_more_costs_a_block_of_logits(name: str) -> None:
     ]
     assert CASES[name].added_tokens == 1
     assert by_words[1] - by_words[0] == of(name, "4e81c64") - of(name, "b6c1455")
+
+
+@pytest.mark.parametrize("name", ["fms-0314", "fms-0512"])
+def test_a_peak_of_the_first_steps_is_over_before_nvidia_smi_looks(name: str) -> None:
+    """The publisher asked it once a second (benchmark.py memory_log_interval_secs). Where the cache
+    has to be given back once, more is held for less than that."""
+    case = next(one for one in ROWS if one.id == name)
+    found = asker(None)(case)[1]
+    assert found.squeezed
+    assert found.squeezed + found.outside > 1.14 * case.value
+    assert abs(predicted(METRIC, found) / case.value - 1) < 0.01
 
 
 def test_the_last_table_is_a_constant_above_the_others() -> None:

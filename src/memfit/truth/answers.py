@@ -14,6 +14,8 @@ from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
+from memfit.simulate.run import Course, cut, replay_run
+from memfit.simulate.settings import Settings
 from memfit.strategy import Strategy
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
@@ -263,7 +265,7 @@ def predicted(metric: str, found: Estimate) -> int:
     if metric == "peak_reserved":
         return held(found)
     if metric == "nvidia-smi":
-        return held(found) + found.outside
+        return seen(found) + found.outside
     if metric == "peak_allocated_plus_context":
         return memory.allocated + found.outside
     if metric in ("allocated_end_of_step", "allocated_end_of_generation"):
@@ -294,6 +296,25 @@ def held(found: Estimate) -> int:
     """What the allocator holds at most on this GPU: where it has to give back what it caches, less
     than it would like to."""
     return found.held if found.squeezed is None else found.squeezed
+
+
+SETTLED = 4  # steps after which the allocator has given back all that it will
+
+
+def seen(found: Estimate) -> int:
+    """What stays held long enough for somebody who looks once a second (nvidia-smi `--loop 1`): a
+    peak at which the allocator gives back its cache in the first steps is over within that time,
+    one that comes in every step is not."""
+    if found.squeezed is None or found.usable is None or not found.job.training:
+        return held(found)
+    pieces = cut(found.memory.tape)
+    run = replay_run(
+        lambda tokens, first: pieces,
+        Course(steps=((found.job.seq,) * found.job.accumulate,) * SETTLED),
+        Settings.parse(found.job.alloc_conf, where="job.alloc_conf"),
+        max(0, found.usable[1] - found.context.low - found.nccl.low),
+    )
+    return found.squeezed if run.oom else min(found.squeezed, run.steps[-1].reserved)
 
 
 def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dict[str, bool]:
