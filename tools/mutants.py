@@ -72,7 +72,7 @@ ROOMS = {
     "simulate/time.py": ("test_time.py", "test_speed.py"),
     "truth/blind.py": ("test_blind.py",),
     "truth/published.py": ("test_published.py", "test_unseen_rows.py"),
-    "truth/rows.py": ("test_published.py",),
+    "truth/rows.py": ("test_rows.py", "test_published.py"),
     "truth/words.py": ("test_published.py", "test_unseen_rows.py"),
     "truth/plain.py": ("test_unseen_rows.py", "test_published.py"),
     "techniques/activation_offload.py": ("test_activation_offload.py",),
