@@ -83,15 +83,14 @@ def both(case: Case) -> bool:
 
 
 def test_rows_far_off_are_met_by_another_table() -> None:
-    """All but two, whose cache was given back for want of room."""
     far = [
         one
         for one in RESIDUALS.values()
         if one.id in CASES and abs(one.predicted / one.measured - 1) > 0.10
     ]
     missed = {one.id for one in far if abs(nearest(one.predicted, repeats(CASES[one.id]))) > 0.10}
-    assert len(far) > 20
-    assert missed == {"fms-0045", "fms-0512"}
+    assert len(far) > 10
+    assert missed == set()
 
 
 def test_words() -> None:

@@ -18,7 +18,7 @@ CASES = {row.id: row for row in read() if isinstance(row, Case)}
 
 def test_every_kept_answer_is_to_what_the_row_asks() -> None:
     known = traced.stored()
-    assert len(known) > 50
+    assert len(known) >= 40
     assert [name for name in known if name not in CASES or traced.kept(CASES[name]) is None] == []
 
 
