@@ -55,9 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         opened()
     typed = list(sys.argv[1:] if arguments is None else arguments)
-    words = routed(typed, VERBS)
     with ending(), renames.listening(renamed):
-        code, answer, problems = outcome(words)
+        try:
+            words = routed(typed, VERBS)
+        except InputError as bad:
+            words = ["", *typed]
+            code, answer, problems = UNUSABLE, "", bad.problems
+        else:
+            code, answer, problems = outcome(words)
         if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
             complain(problems)
         if code == UNUSABLE and (right := cli_arguments.corrected(typed, problems)):
@@ -141,11 +146,17 @@ class Estimating(Sections):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from memfit.cli.engine import engine_named
 
-        if not engine_named(args):
+        if not engine_named(args) and not self.implies_engine(args):
             return super().parse_args(ctx, args)
         ctx.params = {"engine_words": tuple(args)}
         ctx.args = []
         return []
+
+    def implies_engine(self, args: Sequence[str]) -> bool:
+        """Whether the words mean an engine that they do not name."""
+        from memfit.cli_engine import quantized_file
+
+        return quantized_file(args)
 
     def invoke(self, ctx: click.Context) -> Any:
         if "engine_words" not in ctx.params:
@@ -157,6 +168,9 @@ class Estimating(Sections):
 
 class PlanningCommand(Estimating):
     """`--engine NAME` plans the settings of a serving engine."""
+
+    def implies_engine(self, args: Sequence[str]) -> bool:
+        return False
 
     def invoke(self, ctx: click.Context) -> Any:
         if "engine_words" not in ctx.params:

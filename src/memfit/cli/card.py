@@ -19,6 +19,7 @@ Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 HELP_WORDS = ("help", "-h", "--help-all", "version")
 OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)
+PASTED = ("estimate", "card")  # verbs behind which people paste other programs' commands
 
 
 def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
@@ -40,6 +41,11 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     if words and words[0] in HELP_WORDS:
         return helped(words)
     first = words[0] if words else ""
+    if first not in verbs or first in PASTED:
+        from memfit.command_lines import pasted
+
+        if meant := pasted(words):
+            return meant
     if not first or first in verbs or first in OWN:
         return list(words)
     if not first.startswith("-") and is_gpu(first) and not is_model(first):

@@ -13,6 +13,7 @@ from memfit.errors import InputError, Problem
 from memfit.report import FORMATS
 
 FITS, DOES_NOT = 0, 1
+GGUF = "llamacpp"  # what runs a model that is named with a quantization, and no engine
 FLAG = click.Option(
     ["--engine"],
     metavar="NAME",
@@ -31,6 +32,15 @@ def engine_named(words: Sequence[str]) -> bool:
     """Whether the words ask for a serving engine."""
     ours = words[: words.index("--")] if "--" in words else words
     return any(word == "--engine" or word.startswith("--engine=") for word in ours)
+
+
+def quantized_file(words: Sequence[str]) -> bool:
+    """Whether the words name a model in one of ggml's quantizations and no job: no trainer trains
+    such a file, and llama.cpp runs it."""
+    from memfit.model.spellings import is_quantized
+
+    _, rest, command, problems = sort_words(words)
+    return len(rest) == 1 and not command and not problems and is_quantized(rest[0])
 
 
 def sort_words(
@@ -90,7 +100,7 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, help_page(own.get("engine", ""))
-    answer = from_command(rest, command, own.pop("engine", ""), own)
+    answer = from_command(rest, command, own.pop("engine", GGUF), own)
     text = write(answer, form, explain=bool(own.get("explain")), width=width)
     return (FITS if answer.fits else DOES_NOT), text
 
@@ -147,4 +157,4 @@ def help_page(name: str) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-__all__ = ["FLAG", "PLAN_FLAG", "engine_named", "run", "run_plan"]
+__all__ = ["FLAG", "PLAN_FLAG", "engine_named", "quantized_file", "run", "run_plan"]

@@ -65,6 +65,7 @@ class Meant:
 
     name: str
     notes: tuple[Problem, ...] = ()
+    quant: str = ""  # ggml's quantization at the end of the name
 
 
 def meant(name: str) -> Meant | None:
@@ -81,12 +82,20 @@ def meant(name: str) -> Meant | None:
     if quant and quant[1].lower() not in _PLAIN:
         packed = quant[1].upper()
         read_so = f"{read}, with its own weights, not {packed}"
-        return Meant(name=key, notes=(note(read_so, FILE.format("llama.cpp")),))
+        notes = (note(read_so, FILE.format("llama.cpp")),)
+        return Meant(name=key, notes=notes, quant=packed)
     if ollama:
         stored = f"{read}, with its own weights; Ollama's file is quantized"
         return Meant(name=key, notes=(note(stored, FILE.format("ollama")),))
     plain = key.lower() in (bare.lower(), f"{key.rpartition('/')[0]}/{bare}".lower())
-    return Meant(name=key, notes=() if plain else (note(read),))
+    stored = "" if quant is None else quant[1].upper()
+    return Meant(name=key, notes=() if plain else (note(read),), quant=stored)
+
+
+def is_quantized(name: str) -> bool:
+    """Whether a name ends with one of ggml's quantizations (`Qwen3-8B-GGUF:Q4_K_M`)."""
+    quant = _QUANT.search(name)
+    return quant is not None and quant[1].lower() not in _PLAIN
 
 
 FILE = "add `--engine {}` to run that file, or `--quant nf4` or `int8`"

@@ -20,10 +20,11 @@ from memfit.serving.llamacpp.fit import (
     most_slots,
     remedy,
 )
-from memfit.serving.llamacpp.loading import from_config, from_file, repository, tag
+from memfit.serving.llamacpp.loading import from_config, from_file
 from memfit.serving.llamacpp.log import log_lines
 from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.named import subject
 from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Backend, Machine
 from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
@@ -44,6 +45,7 @@ class Run:
     version: str
     model: GgufModel
     quant: str
+    origin: str
     settings: Settings
     machine: Machine
     devices: tuple[Device, ...]
@@ -120,31 +122,6 @@ def _program(word: str) -> bool:
     return name in ("llama-server", "llama-cli", "llama-bench", "llama-run", "server", "main")
 
 
-def subject(spec: str, offline: bool) -> Subject | None:
-    if spec.lower().endswith(".gguf") and Path(spec).expanduser().exists():
-        model = from_file(Path(spec).expanduser())
-        return Subject(
-            name=model.name,
-            config={"gguf": model},
-            parameters=model.parameters,
-            origin=model.origin,
-        )
-    name, quantization = tag(spec)
-    name = repository(name)
-    if name == spec:
-        return None
-    from memfit.model.source import read
-
-    source = read(name, offline=offline)
-    return Subject(
-        name=source.name,
-        config={**source.config, "gguf_quantization": quantization},
-        source=source,
-        parameters=source.parameters,
-        origin=source.origin,
-    )
-
-
 # ------------------------------------------------------------------ setting up
 
 
@@ -194,6 +171,7 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         version=question.version or f"b{build}",
         model=model,
         quant=quant,
+        origin=question.subject.origin,
         settings=settings,
         machine=machine,
         devices=devices,
@@ -373,7 +351,7 @@ def answered(run: Run) -> ServingAnswer:
         title=run.title,
         version=run.version,
         model=run.model.name if run.quant == "as stored" else f"{run.model.name} {run.quant}",
-        origin=run.model.origin,
+        origin=run.origin,
         parameters=run.model.parameters,
         gpu=run.devices[0].name if run.devices else "",
         gpus=max(1, len(run.devices)),

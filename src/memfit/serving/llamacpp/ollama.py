@@ -18,6 +18,7 @@ from memfit.serving.llamacpp import engine as llamacpp
 from memfit.serving.llamacpp import rows
 from memfit.serving.llamacpp.fit import fits
 from memfit.serving.llamacpp.memory import buffers
+from memfit.serving.llamacpp.named import subject as named_subject
 from memfit.serving.llamacpp.options import CACHE_TYPES
 from memfit.serving.llamacpp.tags import resolve
 from memfit.serving.llamacpp.versions import LLAMA_SERVER, ollama_build, ollama_version
@@ -137,10 +138,10 @@ class Ollama:
         found = resolve(name)
         if found is None:
             hub = re.sub(r"^(hf\.co|huggingface\.co)/", "", name)
-            return llamacpp.subject(hub, offline)
+            return named_subject(hub, offline)
         repo, quantization = found
         if catalog.find(repo) is None:
-            return llamacpp.subject(f"{repo}-GGUF:{quantization}", offline)
+            return named_subject(f"{repo}-GGUF:{quantization}", offline)
         source = from_catalog(repo)
         return Subject(
             name=name,
