@@ -198,6 +198,8 @@ def test_a_replaced_stack_is_made_twice_and_kept_once() -> None:
     ("config", "job", "text"),
     [
         (LLAMA, {"targets": "qproj"}, "no linear layer is named `qproj`"),
+        (LLAMA, {"targets": "q_proj,mlp"}, "`mlp` is not a linear layer, so PEFT stops at it"),
+        (LLAMA, {"targets": "q_proj,norm"}, "`norm` is not a linear layer, so PEFT stops at it"),
         (LLAMA, {"targets": "embed_tokens"}, "adapter on the embedding `embed_tokens`"),
         (LLAMA, {"targets": "layers.1.self_attn.q_proj"}, "names one layer"),
         (LLAMA, {"modules_to_save": "lm_haed"}, "no module's path ends with `lm_haed`"),

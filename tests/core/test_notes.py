@@ -186,7 +186,7 @@ def test_text_markdown_and_json_show_them() -> None:
     (problem,) = json.loads(write(answer, "json"))["problems"]
     assert (problem["level"], problem["where"]) == ("warning", "config.quantization_config")
     named = write(asked(None, **TRAINING, method="lora", targets="q_proj,nonesuch"))
-    assert "\nwarning: no linear layer is named `nonesuch` @ job.targets" in named
+    assert "\nwarning: no linear layer is named `nonesuch`, so PEFT skips it @ job.targets" in named
 
 
 def test_the_command_refuses_with_a_reason(

@@ -154,7 +154,7 @@ class Estimating(Sections):
 
     def implies_engine(self, args: Sequence[str]) -> bool:
         """Whether the words mean an engine that they do not name."""
-        from memfit.cli_engine import quantized_file
+        from memfit.cli.engine import quantized_file
 
         return quantized_file(args)
 

@@ -125,18 +125,7 @@ def check(program: Program) -> Iterator[Problem]:
                 hint=TRACE,
             )
         else:
-            known = sorted({name.rsplit(".", 1)[-1] for name in linears})
-            close = nearest(target, known) or tuple(known[:8])
-            hint = "there are " + ", ".join(f"`{one}`" for one in close)
-            level: Level = (
-                "warning" if matched or adapter.parameters else "error"
-            )  # PEFT takes names that mean nothing, if not alone
-            yield Problem(
-                message=f"no linear layer is named `{target[:60]}`",
-                where="job.targets",
-                hint=hint,
-                level=level,
-            )
+            yield unmatched(program, target, linears, alone=not matched)
     paths = module_paths(model)
     for saved in adapter.saved:
         if f"{model.prefix}.0".endswith(saved) or any(
@@ -255,6 +244,28 @@ def blocks_of_towers(program: Program) -> Iterator[Problem]:
 
 def converts(job: Job) -> bool:
     return job.version("transformers") >= (5, 0) and job.version("peft") >= (0, 19)
+
+
+def unmatched(program: Program, target: str, linears: set[str], alone: bool) -> Problem:
+    """A target that is no linear layer. PEFT stops at another module of that name, skips a name
+    that no module has, and stops if no target is left (peft 0.21 tuners/lora/model.py
+    `_create_new_module`, tuners/tuners_utils.py `inject_adapter`)."""
+    known = sorted({name.rsplit(".", 1)[-1] for name in linears})
+    other = any(f".{path}".endswith(f".{target}") for path in module_paths(program.model))
+    stops = other and "conv" not in target  # PEFT adapts convolutions
+    inside = {name.rpartition(".")[2] for name in linears if f".{target}." in f".{name}"}
+    close = sorted(inside) if inside else nearest(target, known) or known
+    hint = "there are " + ", ".join(f"`{one}`" for one in close[:8])
+    message = f"no linear layer is named `{target[:60]}`"
+    level: Level = "warning"
+    if stops:
+        message, level = f"`{target[:60]}` is not a linear layer, so PEFT stops at it", "error"
+        hint = f"name its layers: {', '.join(close[:8])}" if inside else hint
+    elif not alone or (program.adapter is not None and program.adapter.parameters):
+        message += ", so PEFT skips it"
+    else:
+        level = "error"
+    return Problem(message=message, where="job.targets", hint=hint, level=level)
 
 
 def half_fused(program: Program) -> Iterator[Problem]:
