@@ -359,6 +359,13 @@ class Split(Layout):
     layers: str = option("", "layers per GPU, like `20/20`; empty splits them as accelerate does")
 
 
+def even_split(layers: int, gpus: int) -> Split:
+    """A split that says how many of the `layers` each GPU has, as evenly as they go."""
+    each, more = divmod(layers, gpus)
+    counts = (each + (number < more) for number in range(gpus))
+    return Split(size=gpus, layers="/".join(map(str, counts)))
+
+
 ORDER = (
     "tp",
     "cp",

@@ -75,6 +75,21 @@ def test_several_gpus_answer_with_copies_where_layers_cannot_be_split(name: str,
     assert f"{use.title}: a copy of the model on each GPU" in card_text(whole)
 
 
+def test_layers_of_a_packed_model_that_no_gpu_holds_are_split() -> None:
+    """A copy on each GPU does not fit, so accelerate's `device_map` splits the layers."""
+    name = "Qwen/Qwen3-32B"
+    cluster = cluster_of("2xrtx-4060-ti-16gb", "")
+    assert cluster is not None
+    use = next(one for one in USES if one.key == "4-bit")
+    model = question(name, {"offline": True}, []).model
+    row, strategy = supported_row(model, use, cluster, job_of)
+    assert (strategy.size("split"), row.fits) == (2, True)
+    assert row.longest > 4096
+    assert estimate(model, row.job, cluster, strategy).verdict == "fits"
+    whole = Card(model=model, cluster=cluster, strategies={"4-bit": strategy}, rows=(row,))
+    assert "4-bit: some of the layers on each GPU" in card_text(whole)
+
+
 def test_users_have_no_more_context_than_the_model_has_positions() -> None:
     """GPT-2's 1,024; llama.cpp's slots share a context that may be longer than one sequence."""
     found = card("gpt2", gpu="rtx-3060-12gb", offline=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, option
 from memfit.lazy_dataclass import dataclass
-from memfit.strategy import ONE, TP, Split, Strategy
+from memfit.strategy import ONE, TP, Split, Strategy, even_split
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
 from memfit.words import Planning, gather, read_into
@@ -278,10 +278,14 @@ def shared_by_default(
             return group, strategy, layout_note(message, "`--use ddp` puts a copy on each GPU")
         first = first or wrong[0].message
     node = dataclasses.replace(cluster, nodes=1)
-    split = Strategy(split=Split(size=node.gpus))
-    if model.layers and not told(model, job, node, split):
-        message = f"`--use split={node.gpus}` is assumed: each GPU holds some layers ({first})"
-        return node, split, layout_note(message, "`--use ddp` puts a copy on each GPU")
+    # accelerate's own split of quantized layers is not known, so they are split evenly.
+    splits = Split(size=node.gpus), even_split(len(model.layers), node.gpus)
+    for split in splits if model.layers else ():
+        strategy = Strategy(split=split)
+        if not told(model, job, node, strategy):
+            named = f"split={node.gpus}" + (f",layers={split.layers}" if split.layers else "")
+            message = f"`--use {named}` is assumed: each GPU holds some layers ({first})"
+            return node, strategy, layout_note(message, "`--use ddp` puts a copy on each GPU")
     alone = dataclasses.replace(cluster, gpus_per_node=1, nodes=1)
     why = f" ({first})" if first else ""
     message = f"each of {gpus} GPUs holds a copy of the model{why}; this answer is for one of them"

@@ -24,7 +24,7 @@ from memfit.model.modules import Model
 from memfit.plan.advice import Setting, bound_shortfall, hardware
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last
-from memfit.strategy import DDP, FSDP, ONE, TP, Strategy
+from memfit.strategy import DDP, FSDP, ONE, TP, Strategy, even_split
 
 CONTEXT: Annotated[int, setting("tokens of each user's context, where users are counted")] = 4096
 NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
@@ -172,7 +172,7 @@ def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
     spread: dict[str, Strategy] = {}
     for use in USES:
         found, spread[use.key] = (
-            (served_row(model, use, cluster, serve), layouts(use, cluster)[0])
+            (served_row(model, use, cluster, serve), layouts(model, use, cluster)[0])
             if use.gguf
             else supported_row(model, use, cluster, job_of)
         )
@@ -180,7 +180,9 @@ def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
     for answers in (True, False):
         fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answers]
         if fit:
-            rows[fit[0]] = dataclasses.replace(rows[fit[0]], best=True)
+            # GPUs that work one after the other are the last choice.
+            first = min(fit, key=lambda at: spread[rows[at].use.key].size("split") > 1)
+            rows[first] = dataclasses.replace(rows[first], best=True)
     rows = [
         one
         if one.fits or one.refused or one.use.gguf
@@ -190,25 +192,29 @@ def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
     return Card(model=model, cluster=cluster, strategies=spread, rows=tuple(rows))
 
 
-def layouts(use: Use, cluster: Cluster) -> tuple[Strategy, ...]:
-    """Over several GPUs: training shards everything; answers split each layer, or have a copy of
-    the model on each GPU where that is not supported."""
+def layouts(model: Model, use: Use, cluster: Cluster) -> tuple[Strategy, ...]:
+    """Over several GPUs: training shards everything; answers split each layer. Where that is not
+    supported, each GPU has a copy of the model or, if that does not fit, some layers."""
     size = cluster.gpus
     if size == 1:
         return (ONE,)
-    if use.answers:
-        return Strategy(tp=TP(size=size)), Strategy(ddp=DDP(size=size))
-    return (Strategy(fsdp=FSDP(size=size)),)
+    if not use.answers:
+        return (Strategy(fsdp=FSDP(size=size)),)
+    some = () if use.gguf or len(model.layers) < size else (even_split(len(model.layers), size),)
+    copies = (Strategy(ddp=DDP(size=size)), *(Strategy(split=split) for split in some))
+    return Strategy(tp=TP(size=size)), *copies
 
 
 def supported_row(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> tuple[Row, Strategy]:
-    """The row of the first layout that is supported; of the first one where none is."""
+    """The row of the first layout that is supported and fits; of the first supported one where
+    none fits. Where layers can be split, no other layout fits if that one does not."""
     known: list[tuple[Row, Strategy]] = []
-    for strategy in layouts(use, cluster):
-        known.append((row(model, use, cluster, strategy, job_of), strategy))
-        if not known[-1][0].refused:
+    for strategy in layouts(model, use, cluster):
+        found = row(model, use, cluster, strategy, job_of)
+        known.append((found, strategy))
+        if not found.refused and (found.fits or strategy.size("tp") > 1):
             return known[-1]
-    return known[0]
+    return next((one for one in known if not one[0].refused), known[0])
 
 
 def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
@@ -224,9 +230,11 @@ def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jo
         found = estimate(model, shown, cluster, strategy) if most else None
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
-    extra = job.new_tokens if use.answers and longest else 0
+    extra = job.new_tokens if use.answers else 0
     if found is None:
-        return Row(use=use, job=shown, longest=longest + extra)
+        return Row(use=use, job=shown, longest=longest + extra if longest else 0)
+    if use.answers and found.verdict == "fits":  # which may lie between two round numbers
+        longest = max(longest, shown.seq)
     time = found.time or found.generation
     return Row(
         use=use,
@@ -451,7 +459,7 @@ def fitting_uses(
 def fitting_bytes(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> int | None:
     """What a use takes on each GPU at its default, or with one sequence at a time; None where it
     does not fit."""
-    for strategy in layouts(use, cluster):
+    for strategy in layouts(model, use, cluster):
         job = job_of(model, use, strategy, cluster.gpu)
         for one in dict.fromkeys((job, job.replace(batch=1, accumulate=job.batch))):
             try:

@@ -46,6 +46,9 @@ def card_lines(found: Card) -> Iterator[str]:
     copied = [row.use.title for row in found.rows if row.fits and copies(found, row)]
     if copied:
         yield f"{listed(copied)}: a copy of the model on each GPU"
+    parted = [row.use.title for row in found.rows if row.fits and has_layers(found, row)]
+    if parted:
+        yield f"{listed(parted)}: some of the layers on each GPU"
     rest = [row for row in found.rows if not row.fits and (row.way or row.refused)]
     if rest:
         yield ""
@@ -59,6 +62,11 @@ def card_lines(found: Card) -> Iterator[str]:
 def copies(found: Card, row: Row) -> bool:
     """Whether each GPU runs inference on its own copy of the model."""
     return row.use.answers and found.strategies[row.use.key].size("ddp") > 1
+
+
+def has_layers(found: Card, row: Row) -> bool:
+    """Whether each GPU has some layers of one model."""
+    return row.use.answers and found.strategies[row.use.key].size("split") > 1
 
 
 def listed(words: list[str]) -> str:
