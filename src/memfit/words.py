@@ -393,6 +393,9 @@ def one_model(words: tuple[str, ...]) -> str:
         raise InputError(
             Problem(message=message, where="model", hint=f"did you mean `{gpu}`?", fix=fix)
         )
+    if len(words) > 2 and is_gpu(words[-1]):
+        hint = f"did you mean `memfit {words[0]} --gpu {words[-1]}`?"
+        raise InputError.one(message, where="model", hint=hint)
     raise InputError.one(
         message,
         where="model",

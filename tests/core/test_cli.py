@@ -484,7 +484,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
             ["estimate", "gpt2", "--by", "trace", "--python", "/x"],
             ["no option `--python`", "`memfit trace` has it"],
         ),
-        (["estimate", "a", "--gpu"], ["'--gpu' requires an argument"]),
+        (["estimate", "a", "--gpu"], ["`--gpu` needs a value", "GPU or cloud machine"]),
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),
         (["estmate", "a"], ["unknown command `estmate`", "try: memfit estimate a"]),
         (["rtx-5900"], ["unknown GPU `rtx-5900`", "try: memfit rtx-"]),
@@ -505,7 +505,10 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
             ["estimate", "llama-3.1-8b", "--gpus", "8xh100-sxm", "--use", "fdsp"],
             ["unknown layout `fdsp`", "`fsdp`"],
         ),
-        (["estimate", "llama-3.1-8b", "--gpu", "m1 max"], ["several memory sizes", "try: "]),
+        (
+            ["estimate", "llama-3.1-8b", "--gpu", "m1 max"],
+            ["several memory sizes", "like `m1-max-64gb`"],
+        ),
         (
             ["estimate", "llama-3.1-8b", "--optimizer", "adamx"],
             ["unknown optimizer `adamx`", "`adam`"],
@@ -644,3 +647,28 @@ def test_a_trace_without_torch_says_what_else_would_do(
         assert "needs the extra `trace`" in told
         assert "pip install 'memfit[trace]'" in told
         assert "--python VENV" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "hint", "right"),
+    [
+        ("qwen99", "`memfit models qwen` lists known models", ""),
+        ("h10", "did you mean `h100`", "memfit h100"),
+        ("lama-3.1-8b --gpu l4", "did you mean `meta-llama/Llama-3.1-8B`", "memfit meta-llama/"),
+        ("fit qwen3-8b --gpu l4", "did you mean `estimate`", "memfit estimate qwen3-8b --gpu l4"),
+        ("qwen3-8b on rtx-4090", "did you mean `memfit qwen3-8b --gpu rtx-4090`", ""),
+        ("estimate qwen3-8b on a 4090", "did you mean `memfit qwen3-8b --gpu 4090`", ""),
+        ("qwen3-8b --gpu m2", "add the memory of the machine, like `m2-16gb`", ""),
+        ("--gpu mac", "like `mac-16gb`", ""),
+        ("qwen3-8b --batch", "sequences per micro-batch on one GPU", ""),
+    ],
+)
+def test_what_is_offered_is_near(
+    words: str, hint: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that is far from all others gets a list to look at, and no command to copy."""
+    assert main(words.split()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert hint in lines[1]
+    assert len(lines) == (3 if right else 2)
+    assert not right or lines[2].startswith(f"try: {right}")

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from memfit.cli import main
-from memfit.command_lines import pasted
+from memfit.cli.command_lines import pasted
 from memfit.errors import InputError
 
 ENGINES = {

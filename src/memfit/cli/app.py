@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 from memfit import __version__, renames
 from memfit.api.verbs import VERBS, Verb, estimate, gpus, models
 from memfit.cli import arguments as cli_arguments
-from memfit.cli.card import routed
+from memfit.cli.card import is_model, routed
 from memfit.cli.errors import complain, envelope, wants_json
 from memfit.cli.help import EXAMPLES, Helpful, default_text, describe, groups, write_examples
 from memfit.cli.trace import FLAGS, HELP, Life, TraceCommand, Words, traced
@@ -133,11 +133,23 @@ def defect(error: Exception) -> tuple[int, str, tuple[Problem, ...]]:
 
 
 # ------------------------------------------------------------------------------------ the commands
+def plain_words(
+    command: click.Command, ctx: click.Context, args: list[str], name: str, *stop: Any
+) -> list[str]:
+    """`args` in the options' own names; as they are where a shell asks what may follow them."""
+    try:
+        return cli_arguments.read(args, command.params, name, *stop)
+    except InputError:
+        if not ctx.resilient_parsing:
+            raise
+        return args
+
+
 class Sections(Helpful):
     """A command whose options have other spellings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, cli_arguments.read(args, self.params, self.name or ""))
+        return super().parse_args(ctx, plain_words(self, ctx, args, self.name or ""))
 
 
 class Estimating(Sections):
@@ -184,9 +196,8 @@ class Tracing(TraceCommand, Sections):
     """Both: words that may be a script's, and headings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ours = cli_arguments.read(
-            args, self.params, "trace", lambda word: word == "-m" or is_program(word)
-        )
+        scripts = lambda word: word == "-m" or is_program(word)  # noqa: E731
+        ours = plain_words(self, ctx, args, "trace", scripts)
         return TraceCommand.parse_args(self, ctx, ours)
 
 
@@ -418,6 +429,8 @@ class Commands(click.Group):
             close = nearest(args[0], VERBS)
             if not close and (unknown := unknown_gpu(args[0])):
                 raise InputError(unknown)
+            if not close and args[1:] and is_model(args[1]):
+                close = ["estimate"]
             message = f"unknown command `{args[0][:60]}`"
             hint = offer(close) or "see `memfit --help`"
             fix = (args[0], close[0]) if close else None

@@ -80,9 +80,7 @@ class Reader:
         optional = getattr(one, "_flag_needs_value", False)
         if text is None and optional and (not rest or rest[0].startswith("-")):
             return [name]
-        if text is None and not rest:
-            return [name]  # click says that a value is missing
-        if text is None and not one.multiple and self.is_option(rest[0]):
+        if text is None and (not rest or (not one.multiple and self.is_option(rest[0]))):
             self.problems.append(Problem(message=f"`{name}` needs a value", hint=one.help or ""))
             return []
         text = rest.pop(0) if text is None else text

@@ -28,7 +28,8 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
     from memfit.report import card as report
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
-    found = card(one_model(words) if names_gpu(words) else " ".join(words), **values)
+    named = names_gpu(words) or (len(words) > 2 and is_gpu(words[-1]))
+    found = card(one_model(words) if named else " ".join(words), **values)
     code = 1 if isinstance(found, Card) and found.rows and not found.fits else 0
     if as_json:
         return code, json.dumps(report.data(found), indent=2, ensure_ascii=False)
@@ -42,7 +43,7 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
         return helped(words)
     first = words[0] if words else ""
     if first not in verbs or first in PASTED:
-        from memfit.command_lines import pasted
+        from memfit.cli.command_lines import pasted
 
         if meant := pasted(words):
             return meant
@@ -83,7 +84,8 @@ def modelled(word: str, verbs: Collection[str]) -> bool:
 
     if catalog.find(word) or any(part in word for part in "/.:"):
         return True
-    return not nearest(word, verbs) and bool(catalog.candidates(word) or catalog.nearest(word))
+    known = catalog.candidates(word) or catalog.alike(word) or catalog.family(word)
+    return not nearest(word, verbs) and bool(known)
 
 
 __all__ = ["HELP", "routed", "run"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from memfit.constants import measured, vendor
+from memfit.errors import Problem
 from memfit.hardware.gpu import GPU, all_gpus, plain
 from memfit.units import GIB
 
@@ -17,6 +18,10 @@ _MAC = re.compile(r"(?:apple)?mac(?:book|mini|studio)?(?:air|pro)?(\d{1,3})gb")
 SIZES: Annotated[
     tuple[int, ...], vendor("GB of memory that Macs come with", "Apple's data sheets, M1 to M5")
 ] = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
+# Which memory a hint names as an example.
+USUAL: Annotated[
+    Mapping[str, int], vendor("GB of memory that a kind of chip comes with", "Apple's data sheets")
+] = {"": 16, "pro": 32, "max": 64, "ultra": 128}
 CITE = (
     "macOS' default share for the GPU. Up to 32 GB: 10.67 GB of 16 (exo-explore/exo#1672) to 11.84 "
     "of 16 and 17.76 of 24 GiB (AlexsJones/llmfit#754, sgl-project/sglang#29949). Above: 75 % "
@@ -31,6 +36,21 @@ SHARES: Annotated[
         CITE,
     ),
 ] = {True: (2 / 3, 0.74), False: (0.75, 0.84)}
+
+
+def without_memory(name: str, where: str) -> Problem | None:
+    """What to say of a Mac or a chip that is named without its memory, or None."""
+    text = plain(name)
+    chip = re.fullmatch(r"(?:apple)?(m[1-9])(pro|max|ultra)?", text)
+    if chip is None and not re.fullmatch(r"(?:apple)?(?:mac|metal|mps|applesilicon)\w*", text):
+        return None
+    kind = (chip[2] or "") if chip else ""
+    like = "-".join(filter(None, (chip[1], kind))) if chip else "mac"
+    return Problem(
+        message=f"`{name[:80]}` comes in several memory sizes",
+        where=where,
+        hint=f"add the memory of the machine, like `{like}-{USUAL[kind]}gb`",
+    )
 
 
 def apple_gpu(name: str) -> GPU | None:

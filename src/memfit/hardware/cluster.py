@@ -9,7 +9,7 @@ from typing import Annotated
 
 from memfit.constants import setting, vendor
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.hardware.apple import apple_gpu
+from memfit.hardware.apple import apple_gpu, without_memory
 from memfit.hardware.gpu import GPU, common_gpu, find_gpu, gpu_problem, variants
 from memfit.hardware.link import Link, find_link
 from memfit.hardware.machines import find_machine
@@ -95,7 +95,7 @@ def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
     boards = [gpu for gpu in variants(name) if gpu.form == "sxm"]
     if per_node >= 4 and len(boards) == 1:
         return boards[0]
-    return common_gpu(name) or apple_gpu(name) or problem
+    return common_gpu(name) or apple_gpu(name) or without_memory(name, where) or problem
 
 
 def _split(text: str) -> tuple[list[str], str]:

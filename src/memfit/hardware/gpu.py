@@ -194,6 +194,13 @@ def _common() -> dict[str, str]:
     }
 
 
+@cache
+def _typed() -> dict[str, str]:
+    """Plain shared name -> the name, as people type it."""
+    rows = (row for key, row in table("gpus").items() if key != "sources")
+    return {plain(name): name.lower() for row in rows for name in row.get("common", ())}
+
+
 def common_gpu(name: str) -> GPU | None:
     """The most common of the GPUs that share `name` (`A100` is the 80 GB SXM board)."""
     if name in table("gpus") and name != "sources":
@@ -215,7 +222,7 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
         close = dict.fromkeys(
             key
             for near in nearest(plain(name), _names(), 6, cutoff=ALIKE)
-            for key in _names()[near]
+            for key in (_typed().get(near), *_names()[near])
             if key
         )
         offer = (

@@ -148,13 +148,15 @@ def unknown(name: str) -> SourceError:
                 fix=(name, likely),
             )
         )
-    close = catalog.nearest(name)
+    close = catalog.alike(name)
     offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "? " if close else ""
+    if not close and (family := catalog.family(name)):
+        offer = f"`memfit models {family}` lists known models; "
     return SourceError(
         Problem(
             message=f"`{shown(name)}` is neither a path nor a model of the catalog",
             where="model",
-            hint=f"{offer}Models of the Hugging Face Hub are named `org/name`",
+            hint=f"{offer}models of the Hugging Face Hub are named `org/name`",
             fix=(name, close[0]) if close else None,
         )
     )

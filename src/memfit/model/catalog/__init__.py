@@ -9,8 +9,10 @@ nothing else is parsed. The few configs beyond 128 KiB lie in `wide/`, named by 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import field
+from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 
 DATA = Path(__file__).with_name("models.jsonl")
+TYPO = 0.75  # likeness from which another name could be meant
 _START = b'{"name":"'
 # within a JSON string its quotes would be escaped, so the first match is the key itself
 _CONFIG = b',"config":'
@@ -154,6 +157,26 @@ def candidates(name: str) -> list[str]:
 def nearest(name: str) -> list[str]:
     """The ids most like `name`; a name without organisation is compared with names without it."""
     return _bundled().nearest(name)
+
+
+def alike(name: str) -> list[str]:
+    """Of the nearest ids, those that a typo away from `name` could mean."""
+
+    def plain(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
+
+    def likeness(one: str) -> float:
+        short = one if "/" in name else one.rpartition("/")[2]
+        return SequenceMatcher(None, plain(name[:200]), plain(short)).ratio()
+
+    return [one for one in nearest(name) if likeness(one) >= TYPO]
+
+
+def family(name: str) -> str:
+    """The letters that `name` begins with, where they begin models of the catalog; else empty."""
+    letters = re.match(r"[a-z]{3,}(?=[-_.]?[0-9])", name.lower())
+    shorts = (one.rpartition("/")[2].lower() for one in names())
+    return letters[0] if letters and any(one.startswith(letters[0]) for one in shorts) else ""
 
 
 def entry(name: str) -> Entry:
