@@ -184,6 +184,7 @@ def test_the_command_line_tells_it_and_exits_with_2(tmp_path: Path) -> None:
     assert done.stderr == (
         "error: `train.py` failed with ValueError: no such data @ train.py:1: raise "
         "ValueError('no such data')\n"
+        "  hint: `--show-output`, before the script, shows its traceback and what it printed\n"
     )
 
 

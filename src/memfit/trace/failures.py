@@ -63,6 +63,7 @@ def explain(bad: BaseException, script: str, where: str) -> Problem:
     return Problem(
         message=f"`{script}` failed with {type(bad).__name__}" + (f": {text}" if text else ""),
         where=where,
+        hint="`--show-output`, before the script, shows its traceback and what it printed",
     )
 
 

@@ -556,12 +556,14 @@ def module_stack(recorder: Recorder) -> Iterator[None]:
         yield
 
 
+IMAGES = re.compile(r"image|pixel|vision|patch", re.IGNORECASE)
 SIGHTED = "the model also supports images: add `--images 1`"
 
 
 @contextlib.contextmanager
 def failing(hint: str = "") -> Iterator[None]:
-    """The program's own failures are bad input: the real run would end the same way."""
+    """The program's own failures are bad input: the real run would end the same way. `hint` is for
+    failures that speak of images."""
     try:
         yield
     except (InputError, KeyboardInterrupt, MemoryError):
@@ -580,5 +582,5 @@ def failing(hint: str = "") -> Iterator[None]:
         raise InputError.one(
             f"the model's code failed with {type(bad).__name__}: {text}".rstrip("."),
             where=place,
-            hint=hint,
+            hint=hint if IMAGES.search(f"{text} {place}") else "",
         ) from bad
