@@ -899,3 +899,11 @@ def test_tables_are_parsed_section_by_section():
         assert {name: found[name] for name in found} == tomllib.loads(text)
     nested = 'title = "t"\n[a.b]\nc = 1\n[a]\nd = 2\n'
     assert sections(nested) == tomllib.loads(nested)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("3060", "rtx-3060-12gb"), ("2x3060", "rtx-3060-12gb"), ("4090", "rtx-4090")],
+)
+def test_a_number_alone_is_the_most_common_geforce(typed: str, meant: str) -> None:
+    assert parse_cluster(typed).gpu.id == meant

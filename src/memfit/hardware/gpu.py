@@ -36,6 +36,9 @@ _NOISE = frozenset(
 )
 
 
+_NUMBER = re.compile(r"\d{4}(?:ti|super)?")  # of a GeForce RTX, as people say it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPU:
     """One device as CUDA (ROCm, …) shows it: bytes, bytes/s, dense flop/s. None, or a missing rate:
@@ -205,7 +208,8 @@ def common_gpu(name: str) -> GPU | None:
     """The most common of the GPUs that share `name` (`A100` is the 80 GB SXM board)."""
     if name in table("gpus") and name != "sources":
         return None
-    key = _common().get(plain(name))
+    text = plain(name)
+    key = _common().get(text) or (_common().get(f"rtx{text}") if _NUMBER.fullmatch(text) else None)
     return None if key is None else _gpu(key)
 
 
