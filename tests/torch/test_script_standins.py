@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.trace import vision_tokens
+from memfit.trace import synthetic_tokenizers, vision_tokens
 from memfit.trace.pretrained import original
 
 FLASH = """
@@ -64,6 +66,18 @@ def test_an_error_comes_with_what_was_assumed(tmp_path: Path) -> None:
 def test_names_of_tuned_models(name: str, known: str) -> None:
     found = original(name)
     assert (found[0] if found else "") == known
+
+
+def test_a_chat_format_takes_the_place_of_the_stand_in() -> None:
+    def setup_chat_format(model: Any, tokenizer: Any) -> Any:
+        return model, tokenizer.chat_template
+
+    trl: Any = SimpleNamespace(setup_chat_format=setup_chat_format)
+    (_, _, setup), *_ = synthetic_tokenizers.templates(trl)
+    own = SimpleNamespace(chat_template="ours", memfit_template="ours")
+    assert setup(model=1, tokenizer=own) == (1, None)
+    assert setup(1, SimpleNamespace(chat_template="its own")) == (1, "its own")
+    assert synthetic_tokenizers.templates(cast("Any", SimpleNamespace())) == []
 
 
 class Sizes:

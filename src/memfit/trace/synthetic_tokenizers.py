@@ -117,7 +117,7 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
         tokenizer.chat_template = CHAT
     types = ["token_type_ids"] if kind is BERT and config.model_type != "distilbert" else []
     tokenizer.model_input_names = ["input_ids", *types, "attention_mask"]
-    tokenizer.name_or_path = name
+    tokenizer.name_or_path, tokenizer.memfit_template = name, tokenizer.chat_template
     message = f"the tokenizer of `{name}` is not there: each word is one token"
     recorder.note(f"tokenizer {name}", message)
     return tokenizer
@@ -127,6 +127,23 @@ def words(size: int, special: set[str]) -> list[str]:
     """Special tokens first, then words, then what nobody writes."""
     names = [*sorted(special), *table()["words"].split()]
     return names[:size] + [f"<t{number}>" for number in range(len(names), size)]
+
+
+def templates(module: ModuleType) -> list[Patch]:
+    """`setup_chat_format` (TRL 0.24) refuses a tokenizer with a template; that of a model
+    which was never tuned has none."""
+    true = getattr(module, "setup_chat_format", None)
+    if true is None:
+        return []
+
+    @functools.wraps(true)
+    def setup(model: Any, tokenizer: Any, *args: Any, **given: Any) -> Any:
+        ours = getattr(tokenizer, "memfit_template", None)
+        if ours is not None and tokenizer.chat_template == ours:
+            tokenizer.chat_template = None
+        return true(model, tokenizer, *args, **given)
+
+    return [(module, "setup_chat_format", setup)]
 
 
 def changes(recorder: Watcher) -> dict[str, Change]:
@@ -163,6 +180,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
         return [(module, "get_encoding", get_encoding)]
 
     return {
+        "trl.models.utils": templates,
         "transformers.models.auto.tokenization_auto": lambda module: falling_back(
             module.AutoTokenizer
         ),
