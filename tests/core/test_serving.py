@@ -366,6 +366,35 @@ def test_flags_of_dp_attention_that_change_the_weights() -> None:
         weights(moe_dense_tp_size=2)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ep_size": 7}, "`--tp 1` must be divisible by `--ep 7`"),
+        ({"tp_size": 2, "ep_size": 8}, "`--tp 2` must be divisible by `--ep 8`"),
+        ({"tp_size": 4, "dp_size": 3, "enable_dp_attention": True}, "divisible by `--dp 3`"),
+        ({"tp_size": 2, "dp_size": 4, "enable_dp_attention": True}, "divisible by `--dp 4`"),
+    ],
+)
+def test_sglang_has_no_more_owners_of_experts_than_ranks(
+    given: dict[str, object], said: str
+) -> None:
+    """A mixture on one GPU had a seventh of its experts with `--ep 7`."""
+    with pytest.raises(InputError, match=said):
+        serve("qwen3-30b-a3b", engine="sglang", gpu="h100", **given)
+
+
+def test_owners_of_experts_share_them_with_the_other_ranks() -> None:
+    """Of eight ranks two have each expert, and half of it each."""
+    weights = {
+        owners: serve(
+            "qwen3-30b-a3b", engine="sglang", gpu="h100", tp_size=8, ep_size=owners
+        ).figures["weights_gib"]
+        for owners in (1, 4, 8)
+    }
+    assert weights[4] == pytest.approx(weights[1], rel=0.01)
+    assert weights[8] == pytest.approx(weights[1], rel=0.01)
+
+
 def test_ranks_on_a_gpu_known_by_its_memory_count_nccl() -> None:
     """vLLM 0.7.2 printed 1.54 GiB outside of torch for two GPUs of 39.5 GiB."""
     gpu = Device(name="", total=int(39.5 * 2**30))

@@ -86,6 +86,8 @@ def set_up(question: Question) -> Setup:
     if options.get("quantization") == "modelslim":
         scheme = replace(scheme, skip=scheme.skip + MODELSLIM_KEEPS)
     problems += missing_attention(model)
+    problems += rank_problems(options, tensor, copies if shared else 1)
+    raise_errors(problems)
     problems += split_problems(model, tensor // copies if shared else tensor)
     chunk, graphs = sizes_of(question, tensor)
     fraction = fraction_of(question, tensor, copies, chunk, graphs)
@@ -138,11 +140,13 @@ def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length
     tensor, copies = int(options.get("tp_size") or 1), int(options.get("dp_size") or 1)
     shared = bool(options.get("enable_dp_attention")) and copies > 1
     whole = str(options.get("moe_a2a_backend") or "none") != "none"
+    # of fewer owners than ranks several ranks split each expert: as many bytes for each rank
+    spread = whole or int(options.get("ep_size") or 1) > 1
     gpu = question.devices[0].gpu if question.devices else None
     return Rank(
         tensor=tensor,
         attention=tensor // copies if shared else 0,
-        experts=tensor if whole else int(options.get("ep_size") or 1),
+        experts=tensor if spread else 1,
         sm=None if gpu is None else gpu.sm,
         width=width,
         scheme=scheme,
@@ -266,6 +270,22 @@ def missing_attention(model: Model) -> list[Problem]:
             where="model",
             hint="vLLM has: `--engine vllm`",
         )
+    ]
+
+
+def rank_problems(options: Mapping[str, Any], tensor: int, copies: int) -> list[Problem]:
+    """Ranks that do not divide evenly: server_args.py asserts it of copies of attention, and
+    parallel_state.py initialize_model_parallel splits ranks by owners of experts (0.5.9)."""
+    owners = int(options.get("ep_size") or 1)
+    return [
+        Problem(
+            message=f"`--tp {tensor}` must be divisible by `--{flag} {ranks}`{beside}", where=name
+        )
+        for name, flag, ranks, beside in (
+            ("dp_size", "dp", copies, " with `--enable-dp-attention`"),
+            ("ep_size", "ep", owners, ""),
+        )
+        if tensor % ranks
     ]
 
 
