@@ -225,6 +225,41 @@ def test_flags_of_a_command_line_are_normalised() -> None:
     assert tag("x/y") == ("x/y", "")
 
 
+def served(*words: str, gpu: str = "rtx-4090") -> dict[str, float]:
+    line = ("llama-server", "-m", "Qwen3-8B-Q8_0.gguf", "-c", "8192", *words)
+    code, text = run("--engine", "llamacpp", "--gpu", gpu, "--offline", "--json", "--", *line)
+    assert code == 0, text
+    return dict(json.loads(text)["figures"])
+
+
+def test_a_file_of_a_repository_names_the_quantization() -> None:
+    """`--hf-file` was passed over, and the answer was of Q4_K_M."""
+    hub = "ggml-org/Qwen3-8B-GGUF"
+    for words in (
+        ("-hf", hub, "-hff", "Qwen3-8B-Q8_0.gguf"),
+        ("-hf", f"{hub}:Q4_K_M", "--hf-file=q/Qwen3-8B.Q8_0-00001-of-00002.gguf"),
+    ):
+        assert read_command(["llama-server", *words]) == (f"{hub}:Q8_0", ())
+    with pytest.raises(InputError, match="is not known from its name"):
+        read_command(["llama-server", "-hf", hub, "-hff", "model.gguf"])
+
+
+def test_ranks_take_what_embeddings_take() -> None:
+    """`--reranking` sets `embedding` (common/arg.cpp, b11549)."""
+    assert served("--reranking") == served("--embedding") != served()
+
+
+def test_devices_that_are_named_are_the_ones_that_count() -> None:
+    one, two = served(), served(gpu="2xrtx-4090")
+    assert served("--device", "CUDA1", gpu="2xrtx-4090")["model_mib"] == one["model_mib"]
+    assert served("-dev", "CUDA0,CUDA1", gpu="2xrtx-4090") == two
+    assert served("--device", "none") == served("--backend", "cpu")
+    line = ("llama-server", "-m", "Qwen3-8B-Q8_0.gguf", "--device", "CUDA0,CUDA1")
+    code, text = run("--engine", "llamacpp", "--gpu", "rtx-4090", "--", *line)
+    assert code == 2
+    assert "names 2 GPUs, 1 are there" in text
+
+
 def test_what_does_not_fit_names_settings_that_do() -> None:
     code, text = run(
         *("llama-3.1-70b", "--engine", "llamacpp", "--gpu", "rtx-4090", "-ngl", "99"),

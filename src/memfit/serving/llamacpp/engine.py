@@ -24,7 +24,7 @@ from memfit.serving.llamacpp.loading import from_config, from_file
 from memfit.serving.llamacpp.log import log_lines
 from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.model import GgufModel
-from memfit.serving.llamacpp.named import subject
+from memfit.serving.llamacpp.named import of_file, subject
 from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Backend, Machine
 from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
@@ -89,10 +89,11 @@ class LlamaCpp:
 
 
 def read_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The model of a command line, and its flags; a bare `-fa` means on, several `-ot` are one."""
+    """The model of a command line, and its flags; a bare `-fa` means on, several `-ot` are one, and
+    a file of a repository names its quantization."""
     rest = [word for word in words if not _program(word)]
     flags: list[str] = []
-    named, overrides = "", []
+    named, file, overrides = "", "", []
     at = 0
     while at < len(rest):
         word = rest[at]
@@ -101,6 +102,9 @@ def read_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         following = rest[at] if at < len(rest) else ""
         if flag in ("-m", "--model", "-hf", "-hfr", "--hf-repo") and (equals or following):
             named = value if equals else following
+            at += not equals
+        elif flag in ("-hff", "--hf-file") and (equals or following):
+            file = value if equals else following
             at += not equals
         elif flag in ("-fa", "--flash-attn") and following not in ("on", "off", "auto", "1", "0"):
             flags += ["-fa", value or "on"]
@@ -114,7 +118,7 @@ def read_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
             flags.append(word)
     if overrides:
         flags += ["-ot", ",".join(overrides)]
-    return named, tuple(flags)
+    return of_file(named, file) if named and file else named, tuple(flags)
 
 
 def _program(word: str) -> bool:
@@ -161,7 +165,8 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         )
     if mode == "none":
         devices = devices[:1]
-    machine = machine_of(devices, str(options.get("backend", "")), problems)
+    backend, devices = chosen(devices, options, problems)
+    machine = machine_of(devices, backend, problems)
     settings = settings_of(model, options, build, problems)
     raise_errors(problems)
     remarks = list(noted(model, settings, options))
@@ -197,6 +202,24 @@ def tower_bytes(path: str) -> int:
             f"`{file.where}` is no vision tower", where="--mmproj", hint="its name has `mmproj`"
         )
     return sum(tensor.bytes for tensor in file.tensors)
+
+
+def chosen(
+    devices: tuple[Device, ...], options: Mapping[str, Any], problems: list[Problem]
+) -> tuple[str, tuple[Device, ...]]:
+    """The backend, and the GPUs that `--device` leaves, all of them alike; without any the CPU runs
+    everything."""
+    backend = str(options.get("backend", ""))
+    names = [one for one in str(options.get("devices", "")).split(",") if one]
+    if names == ["none"]:
+        return "cpu", devices
+    if len(names) > max(1, len(devices)):
+        message = f"`--device` names {len(names)} GPUs, {max(1, len(devices))} are there"
+        hint = f"`--gpu {len(names)}xNAME` where they are alike"
+        problems.append(Problem(message=message, where="--device", hint=hint))
+    elif 0 < len(names) < len(devices):
+        return backend, devices[: len(names)]
+    return backend, devices
 
 
 def machine_of(devices: tuple[Device, ...], backend: str, problems: list[Problem]) -> Machine:

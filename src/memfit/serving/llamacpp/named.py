@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memfit.errors import SourceError
+from memfit.errors import InputError, SourceError
 from memfit.serving.base import Subject
 from memfit.serving.llamacpp.loading import from_file, repository, tag
 
@@ -57,6 +57,21 @@ def by_name(spec: str, why: str) -> Subject | None:
         return None
     origin = f"its name, read as {found.name} in {found.quant}: {why}"
     return quantized(from_catalog(found.name), found.quant, origin)
+
+
+def of_file(spec: str, file: str) -> str:
+    """`REPOSITORY:QUANTIZATION` of a repository's file (`--hf-file`), which says more than the tag
+    beside the repository."""
+    stem = _PART.sub("", file.rpartition("/")[2])
+    repo = tag(spec)[0]
+    found = f"{repo}:{re.split(r'[-.]', stem)[-1]}"
+    if not tag(found)[1]:
+        raise InputError.one(
+            f"the quantization of `{file[:80]}` is not known from its name",
+            where="--hf-file",
+            hint=f"name it: `-hf {repo}:Q4_K_M`",
+        )
+    return found
 
 
 def quantized(source: Source, quantization: str, origin: str) -> Subject:

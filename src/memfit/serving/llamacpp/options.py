@@ -108,6 +108,12 @@ OPTIONS: tuple[Option, ...] = (
         help="PATTERN=BUFFER[,…], like `exps=CPU`",
     ),
     Option(
+        name="devices",
+        flags=("-dev", "--device"),
+        help="GPUs to use, like CUDA0,CUDA1; `none`: the CPU alone",
+        default="all",
+    ),
+    Option(
         name="split",
         flags=("-ts", "--tensor-split"),
         help="shares of the GPUs, like 3,1",
@@ -141,8 +147,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="embedding",
-        flags=("--embedding", "--embeddings"),
-        help="serve embeddings only",
+        flags=("--embedding", "--embeddings", "--rerank", "--reranking"),
+        help="serve embeddings only, or ranks",
         kind="flag",
     ),
     Option(
@@ -180,7 +186,7 @@ _VALUED = """
 --log-file -lv --log-verbosity --n-predict -n --predict --samplers --cache-ram -cram
 --ctx-checkpoints --rope-freq-base --rope-freq-scale --rope-scaling --rope-scale --yarn-orig-ctx
 --slot-save-path --reasoning-format --reasoning-budget --media-path --keep --main-gpu -mg
---device -dev --numa --load-mode --hf-file -hff --hf-token --path --threads-http --grp-attn-n
+--numa --load-mode --hf-file -hff --hf-token --path --threads-http --grp-attn-n
 --image-min-tokens --image-max-tokens -p --prompt --presence-penalty --frequency-penalty
 --dry-multiplier --xtc-probability --prio --poll
 -C --cpu-mask -Cr --cpu-range --cpu-strict -Cb --cpu-mask-batch -Crb --cpu-range-batch
@@ -212,8 +218,8 @@ _OF_A_DRAFT = """
 _PLAIN = """
 --jinja --no-jinja --metrics --slots --no-slots --props --verbose -v --mlock --no-webui --webui
 --cont-batching -cb --no-warmup --warmup --log-disable --offline --check-tensors
---no-context-shift --context-shift --special --no-mmproj --no-host --no-perf --reranking
---rerank --log-timestamps --log-prefix -e --escape --no-log-prefix --no-log-timestamps
+--no-context-shift --context-shift --special --no-mmproj --no-host --no-perf
+--log-timestamps --log-prefix -e --escape --no-log-prefix --no-log-timestamps
 --cache-prompt --no-cache-prompt --no-ui --ui
 --perf --no-escape --kv-offload -kvo --op-offload --log-jsonl --no-log-jsonl --log-verbose
 --ignore-eos --cache-idle-slots --no-cache-idle-slots -sp --spm-infill -nocb --no-cont-batching
