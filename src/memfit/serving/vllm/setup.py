@@ -169,14 +169,18 @@ def scheme_by_rules(question: Question, rules: Rules, problems: list[Problem]) -
     scheme = scheme_of(question.subject.config, problems, method=method)
     scheme = replace(scheme, nested=scheme.nested and rules.nested_scales)
     if scheme.kind == "mxfp4":
-        scheme = replace(scheme, tiles=expert_kernels(capability(question), rules))
+        adapted = bool(question.options.get("enable_lora"))
+        scheme = replace(scheme, tiles=expert_kernels(capability(question), rules, adapted))
     return scheme if rules.stored_heads else without_head(scheme)
 
 
-def expert_kernels(sm: tuple[int, int] | None, rules: Rules) -> str:
+def expert_kernels(sm: tuple[int, int] | None, rules: Rules, adapted: bool = False) -> str:
     """Whose kernels run experts in MXFP4: Triton's on 9.0 where the wheel has them, FlashInfer's on
-    10.x, else Marlin's (mxfp4.py get_mxfp4_backend, 0.11.0 to 0.14.1). An image may bring Triton's
-    kernels to an older version, whose weights are then smaller."""
+    10.x, else Marlin's (mxfp4.py get_mxfp4_backend, 0.11.0 to 0.14.1), and always Marlin's beside
+    LoRA adapters (get_mxfp4_backend_with_lora). An image may bring Triton's kernels to an older
+    version, whose weights are then smaller."""
+    if adapted:
+        return MARLIN
     if sm is not None and (10, 0) <= sm < (11, 0) and rules.flashinfer:
         return FLASHINFER
     return TRITON if sm == (9, 0) and rules.triton_experts else MARLIN
