@@ -88,6 +88,13 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         assert piece in told
 
 
+@pytest.mark.parametrize("name", ["cpu_offload_gb", "kv_offloading_size"])
+def test_sizes_beyond_all_numbers_are_refused(name: str) -> None:
+    """They ended in a traceback."""
+    with pytest.raises(InputError, match="must be a number"):
+        serve("qwen3-0.6b", engine="vllm", gpu="rtx-4090", **{name: 1e300})
+
+
 def test_what_does_not_start_says_what_works(capsys: pytest.CaptureFixture[str]) -> None:
     answer = serve("llama-3.1-8b", engine="vllm", gpu="rtx-4090")
     assert not answer.fits

@@ -15,6 +15,7 @@ from memfit.serving.base import Option
 _SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kKmMgGtT]?)")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+LARGEST = 1e15  # of numbers with a fraction: as GiB they are still finite
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -139,7 +140,7 @@ def value_of(option: Option, text: str) -> Any:
             number = float(text)
         except ValueError:
             return None
-        return number if number == number and abs(number) != float("inf") else None
+        return number if abs(number) < LARGEST else None  # neither NaN nor infinite
     if option.kind == "json":
         try:
             return json.loads(text)
