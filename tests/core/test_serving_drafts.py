@@ -84,6 +84,10 @@ def test_a_path_to_the_model_itself_loads_its_draft_layers_alone(tmp_path: Path)
     ("given", "message"),
     [
         ([1], "speculative_config` must be a JSON object"),
+        ([], "speculative_config` must be a JSON object"),
+        ({"model": 5}, "`model: 5` must be a name or a path"),
+        ({"model": "", "method": "eagle"}, "`model: ` must be a name or a path"),
+        ({"num_speculative_tokens": 3}, "neither `method` nor `model`"),
         ({"method": "mtp", "num_speculative_tokens": -3}, "-3` must be an integer from 1 to 1024"),
         ({"method": "mtp", "num_speculative_tokens": 10**21}, "must be an integer from 1 to 1024"),
         ({"method": "mtp", "num_speculative_tokens": "x"}, "x` must be an integer"),

@@ -59,17 +59,25 @@ def state_pages(question: Question, rules: Rules) -> int:
 
 def draft_problems(options: Mapping[str, Any]) -> list[Problem]:
     """What is wrong with `speculative_config`."""
-    given, where = options.get("speculative_config") or {}, "speculative_config"
+    given, where = options.get("speculative_config"), "speculative_config"
     hint = 'like `{"method": "mtp", "num_speculative_tokens": 2}`'
+    if given is None:
+        return []
     if not isinstance(given, Mapping):
         return [Problem(message=NO_OBJECT.format(where), where=where, hint=hint)]
-    tokens, method = given.get("num_speculative_tokens"), given.get("method")
+    tokens, method, model = (
+        given.get(key) for key in ("num_speculative_tokens", "method", "model")
+    )
     found = []
     if tokens is not None and not is_integer(tokens, 1, MOST_GUESSES):
         what = f"must be an integer from 1 to {MOST_GUESSES}"
         found.append(f"`num_speculative_tokens: {str(tokens)[:40]}` {what}")
     if method is not None and not isinstance(method, str):
         found.append(f"`method: {str(method)[:40]}` must be a name")
+    if model is not None and not (isinstance(model, str) and model):
+        found.append(f"`model: {str(model)[:40]}` must be a name or a path")
+    elif given and not method and model is None:
+        found.append("neither `method` nor `model` says what guesses tokens")
     return [Problem(message=message, where=where, hint=hint) for message in found]
 
 
