@@ -219,18 +219,17 @@ def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
     if true is None or importlib.util.find_spec("flash_attn") is not None:
         return []
 
-    def adjust(self: Any, asked: Any, *args: Any, **given: Any) -> Any:
+    def adjust(self: Any, *args: Any, **given: Any) -> Any:
+        asked, *args = args or (given.pop("attn_implementation", None),)  # type: ignore[assignment]
         version = NAMES.get(asked.removeprefix("paged|")) if isinstance(asked, str) else None
         if version is None:
             return true(self, asked, *args, **given)
         message = "flash-attn is not installed: its memory is counted, its kernels do not run"
         recorder.note("flash-attn", message)
-        return true(self, f"flash_attention_{version}", *args, **given)
+        with cuda.patched(dispatching(model)):  # not for classes that look whether it is there
+            return true(self, f"flash_attention_{version}", *args, **given)
 
-    return [
-        (model, "_check_and_adjust_attn_implementation", adjust),
-        *dispatching(model),
-    ]
+    return [(model, "_check_and_adjust_attn_implementation", adjust)]
 
 
 def utilities(utils: Any) -> list[Patch]:
