@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
-from memfit.trace import failures, prepare, public_configs, steps
+from memfit.trace import assumed_models, failures, prepare, public_configs, steps
 from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
 from memfit.trace.versions import DTYPE, TRANSFORMERS
@@ -117,11 +117,17 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
             except Exception as bad:
                 public = public_configs.find(str(name), str(given.get("subfolder") or ""))
                 copied = original(str(name)) if public is None else None
+                alike = None
                 if copied is not None:
                     public = copied[1]
+                elif public is None:
+                    alike = assumed_models.find(str(name))
+                    public = alike[0] if alike else None
                 if public is None or failures.missing_file(bad) is None:
                     raise
-                if copied is None:
+                if alike is not None:
+                    recorder.note(f"config {name}", alike[1], "give the folder of the true one")
+                elif copied is None:
                     public_configs.note(recorder, str(name))
                 else:
                     message = (

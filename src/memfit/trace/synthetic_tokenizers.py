@@ -83,7 +83,14 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     encoder = str(given.get("subfolder") or "").replace("tokenizer", "text_encoder")
-    whole = transformers.AutoConfig.from_pretrained(name, subfolder=encoder)
+    try:
+        whole = transformers.AutoConfig.from_pretrained(name, subfolder=encoder)
+    except Exception as bad:
+        if failures.missing_file(bad) is None or "tokenizer" not in name.lower():
+            raise
+        whole = transformers.GPT2Config()  # a repository without a model
+        message = f"nothing is known of `{name}`: GPT-2's {whole.vocab_size:,} tokens are assumed"
+        recorder.note(f"vocabulary {name}", message)
     config = whole.get_text_config()
     kind = KINDS.get(config.model_type, KINDS.get(whole.model_type, LLAMA))
     seen = vision_tokens.tokens(whole)
