@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from memfit.api.verbs import trace
 from memfit.trace import trainer_columns
+from memfit.trace.asked_columns import MARK, Columns
+from memfit.trace.synthetic_data import Source
 
 STEPS = """
 import torch
@@ -83,3 +87,11 @@ def test_reward_functions_name_columns() -> None:
 
     assert [*trainer_columns.rewarded(reward)] == ["solution", "level", "answer", "task"]
     assert [*trainer_columns.rewarded(["a model", reward])][:1] == ["solution"]
+
+
+def test_preferences_have_no_label() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
+    data._info.description = MARK
+    grown = trainer_columns.grow(Columns(Source(8, 8, print)), data, trainer_columns.PREFERENCE)
+    assert set(grown.column_names) == {"text", "prompt", "chosen", "rejected"}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import asked_columns, failures, streamed_columns, trainer_columns
+from memfit.trace import asked_columns, failures, lines, streamed_columns, trainer_columns
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
@@ -129,7 +129,7 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
     """As `load_dataset` gives it: one split, or all of them by name."""
     datasets: Any = importlib.import_module("datasets")
     key = entry(path, name)
-    columns = table()["names"][key] if key else table()["default"]
+    columns = table()["names"][key] if key else unknown()
     splits = table()["splits"].get(key, SPLITS)
 
     def rows(word: str) -> Any:
@@ -157,6 +157,15 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         return [streamed(rows(one)) for one in split]
     parts = [rows(one) for one in str(split).split("+")]
     return streamed(parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts))
+
+
+def unknown() -> dict[str, str]:
+    """The columns of a data set that nothing is known of: texts, and their classes where a program
+    speaks of such."""
+    known: dict[str, str] = table()["default"]
+    if lines.speaks('"label', "'label", "num_labels", "classif"):
+        return known
+    return {name: kind for name, kind in known.items() if not kind.startswith("label")}
 
 
 def slice_of(part: str, count: int) -> slice:

@@ -110,6 +110,8 @@ def grow(columns: Columns, data: Any, kinds: dict[str, str]) -> Any:
     there = set(row) & set(kinds)
     if "input_ids" in row:
         return data
+    if "chosen" in kinds and "label" in row:  # which TRL takes for a data set of another kind
+        data = data.remove_columns("label")
     plain = any(isinstance(row[name], str) for name in there)
     paired = {"chosen", "rejected"} <= there  # their common beginning may be the prompt
     said = {

@@ -1,0 +1,73 @@
+"""Models that nothing is known of but their name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memfit.api.verbs import trace
+from memfit.trace import assumed_models
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("someone/Qwen2.5-Math-7B-long", "Qwen/Qwen2.5-Math-7B"),
+        ("someone/Llama3-8b-med", "meta-llama/Meta-Llama-3-8B"),
+        ("path_to/llama-2-7b-tuned", "meta-llama/Llama-2-7b-hf"),
+        ("someone/strange-65b", "70B"),
+        ("someone/strange-Mixtral-8x7B", "mistralai/Mixtral-8x7B-v0.1"),
+    ],
+)
+def test_a_name_says_which_sizes(name: str, known: str) -> None:
+    found = assumed_models.find(name)
+    assert found is not None
+    assert known in found[1]
+    assert found[0]["vocab_size"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "someone/strange",
+        "someone/strange-200b",
+        "someone/Qwen2.5-7B-Instruct-AWQ",
+        "someone/Qwen-VL-7B",
+        "someone/whisper-1b",
+        "someone/strange-8x7b",
+    ],
+)
+def test_a_name_that_says_too_little(name: str) -> None:
+    assert assumed_models.find(name) is None
+
+
+RUN = """
+import torch
+from datasets import load_dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+data = load_dataset("someone/files", split="train")
+assert all(data[0][key][:200] for key in data[0])  # texts alone
+assert load_dataset("someone/more", split="train")[0]["similarity_score"] == 0.0
+tokenizer = AutoTokenizer.from_pretrained("someone/words-tokenizer")
+config = AutoConfig.from_pretrained("someone/SmolLM2-135M-of-mine")
+config.num_hidden_layers = 1
+model = AutoModelForCausalLM.from_config(config).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    rows = tokenizer(data[0]["text"], return_tensors="pt")["input_ids"][:, :32].cuda()
+    model(rows, labels=rows).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_with_such_names(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RUN)
+    found = trace(script, tokens=32)
+    assert found.script is not None
+    notes = " ".join(one.message for one in found.problems)
+    assert "by its name it is assumed to have the sizes of `HuggingFaceTB/SmolLM2-135M" in notes
+    assert "GPT-2's 50,257 tokens" in notes
