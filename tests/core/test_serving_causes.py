@@ -169,7 +169,11 @@ def test_a_real_command_line_is_read(engine: str, line: str) -> None:
     [
         ("vllm", "--decode-context-parallel-size 2"),
         ("vllm", "--enable-eplb"),
+        ("vllm", "--specialize-active-lora"),
+        ("vllm", "--ec-transfer-config {}"),
         ("sglang", "--enable-lora"),
+        ("sglang", "--mm-enable-dp-encoder"),
+        ("sglang", "--speculative-token-map hot.pt"),
         ("llama.cpp", "-md draft.gguf -ngld 99 --draft-max 16"),
         ("llama.cpp", "--spec-type draft-mtp --spec-draft-n-max 3"),
         ("llama.cpp", "--lora adapter.gguf"),
@@ -221,3 +225,66 @@ def test_experts_beside_adapters_are_marlins() -> None:
         for more, kernels in (({}, plain), ({"enable_lora": True}, MARLIN)):
             setup = vllm_set_up(asked("openai/gpt-oss-120b", gpu, "0.24.0", **more))
             assert setup.scheme.tiles == kernels
+
+
+def test_sglangs_second_cache_counts_in_cpu_memory() -> None:
+    """A multiple of the GPU's cache, or GB of each rank (memory_pool_host.py HostKVCache)."""
+
+    def kept(**given: object) -> tuple[float, int]:
+        asked = {"engine": "sglang", "gpu": "rtx-4090", "offline": True, **given}
+        answer = serve("Qwen/Qwen3-8B", **asked)
+        host = next(one for one in answer.pools if one.name == "KV cache in CPU memory")
+        assert host.where == "cpu"
+        return answer.figures["kv_gib"] * GIB, host.bytes
+
+    assert kept(hicache_ratio=3.0)[1] == 0
+    cache, host = kept(enable_hierarchical_cache=True)
+    assert host == pytest.approx(2 * cache, rel=1e-6)
+    assert kept(enable_hierarchical_cache=True, hicache_ratio=3.0)[1] == pytest.approx(3 * cache)
+    assert kept(enable_hierarchical_cache=True, hicache_size=30)[1] == 30 * 10**9
+
+
+def test_prefill_has_no_graphs_beside_a_second_cache() -> None:
+    """Of 0.5.10 to 0.5.13 (_handle_piecewise_cuda_graph), so that more is left for the cache."""
+    plain, beside = (
+        sglang_set_up(asked("Qwen/Qwen3-8B", "b200", "0.5.12", **more)).fraction
+        for more in ({}, {"enable_hierarchical_cache": True})
+    )
+    assert beside > plain
+
+
+@pytest.mark.parametrize("words", ["1 2 x", "0", "1 99999999999999", "1.5"])
+def test_batches_of_graphs_that_are_none(words: str) -> None:
+    """Words were passed over, and a large one was a share that nobody had given."""
+    with pytest.raises(InputError, match="must be integers from 1 to 65536"):
+        serve("Qwen/Qwen3-8B", engine="sglang", gpu="rtx-4090", cuda_graph_bs=words)
+    listed, spelled = (
+        sglang_set_up(asked("Qwen/Qwen3-8B", "rtx-4090", "0.5.18", cuda_graph_bs=one)).graphs
+        for one in ([1, 2, 64], "1 2 64")
+    )
+    assert listed == spelled == 64
+
+
+def test_reserves_beyond_the_gpu_are_said_so() -> None:
+    asked = {"engine": "sglang", "gpu": "rtx-4090", "cuda_graph_max_bs": 10**6}
+    with pytest.raises(InputError, match="is more than the GPU has"):
+        serve("Qwen/Qwen3-8B", **asked)
+    with pytest.raises(InputError, match=r"`--mem-fraction-static 1\.5` must be"):
+        serve("Qwen/Qwen3-8B", mem_fraction_static=1.5, **asked)
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "said"),
+    [
+        ("vllm", {"all2all_backend": "deepep_low_latency"}, "`--all2all-backend deepep_low_"),
+        ("sglang", {"moe_a2a_backend": "deepep"}, "`--moe-a2a-backend deepep` are not counted"),
+        ("vllm", {"hf_overrides": {"num_hidden_layers": 4}}, "changes of the model's config"),
+        ("vllm", {"all2all_backend": "allgather_reducescatter", "hf_overrides": {}}, ""),
+    ],
+)
+def test_what_is_not_counted_is_said(engine: str, given: dict[str, object], said: str) -> None:
+    answer = serve("Qwen/Qwen3-30B-A3B", engine=engine, gpu="h100-sxm-80gb", **given)
+    where = {"all2all_backend", "moe_a2a_backend", "hf_overrides"}
+    found = [one.message for one in answer.problems if one.where in where]
+    assert len(found) == bool(said)
+    assert all(said in one for one in found)

@@ -118,6 +118,11 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
         Pool(name="request table", bytes=table),
         Pool(name="attention workspace", bytes=WORKSPACE),
     )
+    host = Pool(
+        name="KV cache in CPU memory",
+        bytes=setup.host or int(made.bytes * setup.host_ratio),
+        where="cpu",
+    )
     figures = {
         "weights_gib": weights / GIB,
         "used_gib": sum(pool.bytes for pool in found[1:]) / GIB,
@@ -130,7 +135,7 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
         "max_concurrency_len": setup.length,
     }
     failure, remedy = failure_of(setup, made, weights, free)
-    return answer_of(setup, device, found, figures, failure, remedy, made)
+    return answer_of(setup, device, (*found, host), figures, failure, remedy, made)
 
 
 # kv_cache_configurator.py resolve_max_num_reqs, 0.5.18

@@ -107,6 +107,15 @@ OPTIONS = (
         "the draft model",
         "--speculative-draft-model",
     ),
+    option(
+        "speculative_draft_model_quantization",
+        "text",
+        "how the draft's weights are quantized: as they are stored",
+        choices=("unquant",),
+    ),
+    option("enable_hierarchical_cache", "flag", "a second cache in CPU memory"),
+    option("hicache_ratio", "float", "size of that cache per byte of the GPU's", low=0),
+    option("hicache_size", "int", "GB of that cache per rank, instead of the ratio", low=0),
     option("cpu_offload_gb", "float", "GiB of weights in CPU memory", default="0", low=0),
     *(
         Option(name=name, flags=(f"--{name.replace('_', '-')}",), help="", silent=True)

@@ -36,6 +36,9 @@ SGLANG_ONLINE = {
     "w8a8_int8": Scheme(name="w8a8_int8", kind="int8", bits=8),
     "modelslim": Scheme(name="modelslim", kind="int8", bits=8),
 }
+SEPARATED = str.maketrans("[],", "   ")
+MOST_BATCH = 65536  # of a CUDA graph that memfit reads
+HOST_RATIO = 2.0  # server_args.py hicache_ratio
 # What ModelSlim leaves in 16 bits (msmodelslim example/DeepSeek/quant_deepseek_w8a8.py)
 MODELSLIM_KEEPS = ("kv_b_proj",)
 
@@ -63,6 +66,8 @@ class Setup:
     state_dtype: str = "float32"
     running: int = 0
     tokens: int = 0
+    host: int = 0  # bytes of the second cache in CPU memory, where they are given
+    host_ratio: float = 0.0  # else a multiple of the GPU's cache
     draft: tuple[Layer, ...] = ()  # the model's own layers that guess tokens ahead
     separate: Draft | None = None  # a draft model of its own
     draft_in_pool: bool = False  # they count in the static share
@@ -89,15 +94,11 @@ def set_up(question: Question) -> Setup:
     problems += rank_problems(options, tensor, copies if shared else 1)
     raise_errors(problems)
     problems += split_problems(model, tensor // copies if shared else tensor)
+    problems += batch_problems(options)
+    raise_errors(problems)
     chunk, graphs = sizes_of(question, tensor)
     fraction = fraction_of(question, tensor, copies, chunk, graphs)
-    if not 0 < fraction < 1:
-        problems.append(
-            Problem(
-                message=f"`--mem-fraction-static {fraction}` must be between 0 and 1",
-                where="mem_fraction_static",
-            )
-        )
+    problems += fraction_problems(options, fraction)
     raise_errors(problems)
     problems += uncounted(question, graphs)
     length = int(options.get("context_length") or 0) or model.positions or 2048
@@ -122,6 +123,7 @@ def set_up(question: Question) -> Setup:
         state_dtype=str(options.get("mamba_ssm_dtype") or "float32"),
         running=running_of(options) // (copies if shared else 1),
         tokens=int(options.get("max_total_tokens") or 0),
+        **host_cache(options),
         draft=own_draft(question),
         separate=separate_draft(question),
         draft_in_pool=defaults_of(question.version).draft_in_pool,
@@ -132,6 +134,16 @@ def set_up(question: Question) -> Setup:
         and not options.get("disable_hybrid_swa_memory"),
         problems=tuple(problems),
     )
+
+
+def host_cache(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The second cache of a rank, in CPU memory (mem_cache/memory_pool_host.py HostKVCache, 0.5.9):
+    GB as given, else a multiple of the GPU's."""
+    if not options.get("enable_hierarchical_cache"):
+        return {}
+    if options.get("hicache_size"):
+        return {"host": int(options["hicache_size"]) * 10**9}
+    return {"host_ratio": float(options.get("hicache_ratio") or HOST_RATIO)}
 
 
 def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length: int) -> Rank:
@@ -253,6 +265,10 @@ def uncounted(question: Question, graphs: int) -> list[Problem]:
                 hint="they take what `--mem-fraction-static` leaves free",
             )
         )
+    backend = str(options.get("moe_a2a_backend") or "none")
+    if backend != "none":
+        message = f"the buffers of `--moe-a2a-backend {backend[:40]}` are not counted"
+        found.append(Problem(level="warning", message=message, where="moe_a2a_backend"))
     return found
 
 
@@ -318,10 +334,38 @@ def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
     )
 
 
+def batch_words(options: Mapping[str, Any]) -> list[str]:
+    """What `--cuda-graph-bs` lists, as words or as a list."""
+    return str(options.get("cuda_graph_bs") or "").translate(SEPARATED).split()
+
+
 def batches(options: Mapping[str, Any]) -> list[int]:
     """Batches that `--cuda-graph-bs` lists."""
-    words = str(options.get("cuda_graph_bs") or "").split()
-    return [int(word) for word in words if word.isdigit()]
+    return [int(word) for word in batch_words(options)]
+
+
+def batch_problems(options: Mapping[str, Any]) -> list[Problem]:
+    return [
+        Problem(
+            message=f"`--cuda-graph-bs {word[:40]}` must be integers from 1 to {MOST_BATCH}",
+            where="cuda_graph_bs",
+            hint="like `--cuda-graph-bs 1 2 4 8`",
+        )
+        for word in batch_words(options)
+        if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST_BATCH)
+    ]
+
+
+def fraction_problems(options: Mapping[str, Any], fraction: float) -> list[Problem]:
+    """A share that is none, as given or as what the reserves leave."""
+    if 0 < fraction < 1:
+        return []
+    if options.get("mem_fraction_static") is None:
+        message = "what SGLang sets aside for activations and CUDA graphs is more than the GPU has"
+        hint = "set `--mem-fraction-static`, or lower `--cuda-graph-max-bs`"
+    else:
+        message, hint = f"`--mem-fraction-static {fraction}` must be between 0 and 1", ""
+    return [Problem(message=message, where="mem_fraction_static", hint=hint)]
 
 
 def latent(model: Model | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 # No say in the memory: a value each.
 VALUES = [
-    "--all2all-backend",
     "--allowed-headers",
     "--allowed-methods",
     "--attention-config",
@@ -24,7 +23,6 @@ VALUES = [
     "--dp-supervisor-probe-failure-threshold",
     "--dp-supervisor-probe-interval-s",
     "--dp-supervisor-probe-timeout-s",
-    "--ec-transfer-config",
     "--expert-placement-strategy",
     "--fingerprint-mode",
     "--fingerprint-value",
@@ -109,7 +107,6 @@ FLAGS = [
     "--ray-workers-use-nsight",
     "--return-tokens-as-token-ids",
     "--scheduler-reserve-full-isl",
-    "--specialize-active-lora",
     "--tokens-only",
     "--trust-request-chat-template",
     "--use-fp64-gumbel",
@@ -136,6 +133,7 @@ UNKNOWN = [
     "--decode-context-parallel-size",
     "--default-mm-loras",
     "--diffusion-config",
+    "--ec-transfer-config",
     "--eplb-config",
     "--kv-cache-dtype-skip-layers",
     "--lora-dtype",
@@ -167,4 +165,5 @@ UNKNOWN_FLAGS = [
     "--enable-tower-connector-lora",
     "--kv-sharing-fast-prefill",
     "--mm-encoder-only",
+    "--specialize-active-lora",
 ]

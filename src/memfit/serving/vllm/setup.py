@@ -34,7 +34,10 @@ LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a
 # Options whose memory is not counted, in words.
 UNCOUNTED = {
     "kv_transfer_config": "the buffers of the connector that moves the cache are",
+    "hf_overrides": "changes of the model's config are",
 }
+# Ways of tokens to experts that take no buffers of their own (config/parallel.py, 0.24.0).
+UNBUFFERED = ("naive", "allgather_reducescatter")
 PARALLEL = ("tensor", "pipeline", "data")
 COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
 
@@ -251,6 +254,10 @@ def notes(question: Question, compiles: bool, images: Images | None) -> list[Pro
         found.append(profiled_note())
     if compiles:
         found.append(compiling_note())
+    backend = str(question.options.get("all2all_backend") or UNBUFFERED[0])
+    if backend not in UNBUFFERED:
+        message = f"the buffers of `--all2all-backend {backend[:40]}` are not counted"
+        found.append(Problem(level="warning", message=message, where="all2all_backend"))
     return found + [
         Problem(level="warning", message=f"{what} not counted", where=name)
         for name, what in UNCOUNTED.items()
