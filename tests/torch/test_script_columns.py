@@ -46,6 +46,9 @@ assert set(next(iter(joined))) == {"n"}
 assert next(iter(data.rename_column("thing", "words")))["words"]
 kept = data.filter(lambda row: len(row["answer"]) > 0).remove_columns("answer")
 assert set(next(iter(kept))) == {"text", "label"}
+mine = load_dataset("json", data_files={"train": "data/mine.jsonl", "test": "t.jsonl"})
+assert len(mine["train"][0]["question"].split()) == 32 and len(mine["test"]) == 200
+assert load_dataset("csv", data_files="mine.csv", split="train")[0]["review"]
 for row in load_dataset("someone/streamed", streaming=True)["train"]:
     assert row["title"]
     break

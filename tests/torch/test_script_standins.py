@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.trace import synthetic_tokenizers, vision_tokens
+from memfit.trace import synthetic_processors, synthetic_tokenizers, vision_tokens
 from memfit.trace.pretrained import original
 
 FLASH = """
@@ -94,6 +95,20 @@ def test_tokens_of_pictures_have_the_numbers_of_the_config() -> None:
     assert len(names) == 10
     assert "<|vision_end|>" in names
     assert vision_tokens.placed(["a", "b"], None) == ["a", "b"]
+
+
+class Slow:
+    """A processor before transformers 5, whose sizes are arguments alone."""
+
+    def __init__(self, size: object = None, max_image_size: object = None) -> None: ...
+
+
+def test_tiles_have_the_size_of_the_config(tmp_path: Path) -> None:
+    config = {"model_type": "idefics3", "vision_config": {"image_size": 384}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = synthetic_processors.size_of(Slow, str(tmp_path))
+    assert found["max_image_size"] == {"longest_edge": 384}
+    assert found["size"] == {"longest_edge": 4 * 384}
 
 
 SEES = """

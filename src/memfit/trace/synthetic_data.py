@@ -4,6 +4,7 @@ answer is for that length."""
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import random
 import re
@@ -21,6 +22,7 @@ OTHERS = 200  # rows of every other split
 SHORT = 32  # words of a sentence
 SECONDS = 10  # of a recording
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
+READ = FILES[:4]  # rows of texts and numbers
 GUESSED = "are those that the script asks for, of the kinds that their names suggest"
 SPLITS = ("train", "validation", "test")
 
@@ -125,6 +127,15 @@ def remote(path: str, given: dict[str, Any]) -> str:
     return found[1] if path in FILES and found else ""
 
 
+def missing(path: str, given: dict[str, Any]) -> str:
+    """The first file or folder of a reader of files, where none of them is there."""
+    files = given.get("data_files") or given.get("data_dir")
+    named = list(files.values()) if isinstance(files, dict) else [files]
+    listed = [str(one) for some in named for one in (some if isinstance(some, list) else [some])]
+    there = any(one == "None" or "://" in one or glob.glob(one) for one in listed)
+    return "" if path not in READ or there else listed[0]
+
+
 def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -> Any:
     """As `load_dataset` gives it: one split, or all of them by name."""
     datasets: Any = importlib.import_module("datasets")
@@ -193,7 +204,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
             try:
                 return true(path, name, *args, **given)
             except Exception as bad:
-                behind = remote(str(path), given)
+                behind = remote(str(path), given) or missing(str(path), given)
                 if (str(path) in FILES and not behind) or failures.missing_file(bad) is None:
                     raise
                 called = behind or str(path)

@@ -3,6 +3,7 @@ that transformers chooses by the model's config."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,9 @@ def size_of(cls: Any, name: Any) -> dict[str, Any]:
     known = getattr(cls, "size", None)
     tiles = getattr(cls, "max_image_size", None)
     fixed = isinstance(known, dict) and set(known) == {"height", "width"}
-    if not fixed and not isinstance(tiles, dict):
+    # Slow classes before transformers 5 say so in their arguments alone
+    tiled = "max_image_size" in inspect.signature(cls.__init__).parameters
+    if not fixed and not tiled and not isinstance(tiles, dict):
         return {}
     import transformers
 
