@@ -43,6 +43,8 @@ def test_words_of_a_command() -> None:
     assert found.launcher == "env A=1"
     assert found.arguments == ["sft", "--config", "a.yaml"]
     assert split(["--", "accelerate", "launch", "--config_file", "a.yaml"], {}).subject == ""
+    written = ["--", "accelerate", "launch", "--config_file=a.yaml", "train.py", "--bf16"]
+    assert split(written, {}).subject == "train.py"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.trace import synthetic_processors, synthetic_tokenizers, vision_tokens
+from memfit.trace import missing_packages, synthetic_processors, synthetic_tokenizers, vision_tokens
 from memfit.trace.pretrained import original
 
 FLASH = """
@@ -95,6 +95,13 @@ def test_tokens_of_pictures_have_the_numbers_of_the_config() -> None:
     assert len(names) == 10
     assert "<|vision_end|>" in names
     assert vision_tokens.placed(["a", "b"], None) == ["a", "b"]
+
+
+def test_a_missing_package_sets_no_limits() -> None:
+    limit: Any = missing_packages.Nothing.MAX_LENGTH
+    assert not limit < 7
+    assert limit > 7
+    assert [*range(0, 3, limit)] == [0, 1, 2]
 
 
 class Slow:

@@ -82,7 +82,8 @@ def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
                 continue
             own = list(words[place + 2 :])
             return f"-m {words[place + 1]}", before(words[:place]), own
-        if place and word.endswith(PROGRAMS) and not words[place - 1].startswith("--config"):
+        value = words[place - 1].startswith("--config") and "=" not in words[place - 1]
+        if place and word.endswith(PROGRAMS) and not value:
             return word, before(words[:place]), list(words[place + 1 :])
     for place, word in enumerate(words):
         if not is_setting(word):

@@ -68,6 +68,21 @@ class Kind(type):
             raise AttributeError(name)
         return Kind(name, (Nothing,), {})
 
+    def __lt__(cls, _: Any) -> bool:
+        """A constant of the package, most often a limit, which nothing exceeds."""
+        return False
+
+    __le__ = __lt__
+
+    def __gt__(cls, _: Any) -> bool:
+        return True
+
+    __ge__ = __gt__
+
+    def __index__(cls) -> int:
+        """The step of a range is not 0."""
+        return 1
+
 
 def number(value: Any) -> Any:
     """What a `Nothing` is to arithmetic."""
