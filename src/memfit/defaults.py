@@ -158,6 +158,8 @@ def assumed(
     if trainer is None:
         return {name: value for name, value in found.items() if name != "framework"}
     versions = known_versions(values)
+    if "method" not in values:
+        found["method"] = Job.method
     trained = str(values.get("method", Job.method))
     usual = usual_values(trainer, versions, trained, half, stored_in(config))
     return found | {option: value for option, value in usual.items() if option not in values}

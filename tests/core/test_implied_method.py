@@ -25,7 +25,7 @@ from memfit.cli import main
 def test_the_method_that_an_option_means(given: dict[str, Any], method: str) -> None:
     found = memfit.estimate("llama-3.2-1b", gpu="rtx-4090", **given)
     assert found.job.method == method
-    assert ("method" in found.assumed) == (method != "full" and "method" not in given)
+    assert ("method" in found.assumed) == ("method" not in given)
     assert found.assumed.get("framework") == (None if "framework" in given else "trl")
 
 
@@ -35,6 +35,13 @@ def test_the_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`--method lora` is assumed, because `--rank` is an option of LoRA" in " ".join(
         out.split()
     )
+
+
+def test_the_trainers_own_method_is_among_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "llama-3.2-1b", "--gpu", "h100"]) == 0
+    assert "defaults: --framework trl --method full --batch 8" in capsys.readouterr().out
+    assert main(["estimate", "llama-3.2-1b", "--gpu", "h100", "--method", "full"]) == 0
+    assert "--method full --batch" not in capsys.readouterr().out
 
 
 def test_serving_quantized_weights_has_no_method() -> None:

@@ -187,7 +187,10 @@ def subject(estimate: Estimate) -> Iterator[str]:
 def assumed_words(job: Job, options: Collection[str]) -> str:
     """Those of `options` that decide most, at the trainer's defaults, as the flags that change
     them."""
-    words = [flag(name, getattr(job, name)) for name in ("framework", *DECIDE) if name in options]
+    named = [name for name in ("framework", "method", *DECIDE) if name in options]
+    if job.method != Job.method and "method" in named:  # another option meant it: a note says which
+        named.remove("method")
+    words = [flag(name, getattr(job, name)) for name in named]
     if set(options) <= OF_MODEL:
         return " ".join(words)
     trainer = next(one for one in TRAINERS.values() if one.framework == job.framework)
