@@ -232,3 +232,11 @@ def test_only_input_errors_escape(config: dict[str, Any]) -> None:
             for weight in layer.weights()
         )
     assert process_time() - start < 5
+
+
+@pytest.mark.parametrize("which", ["attn", "expert"])
+def test_a_period_holds_its_first_layer(which: str) -> None:
+    """Else no layer has attention, or experts: the class refuses it."""
+    config = {**BY_TYPE["jamba"][0], f"{which}_layer_period": 2, f"{which}_layer_offset": 2}
+    with pytest.raises(InputError, match=f"2 is not less than `{which}_layer_period` 2"):
+        build(config)

@@ -44,7 +44,7 @@ def dims(fields: Fields) -> Dims:
 def kinds(fields: Fields) -> list[str]:
     """Counted by periods (transformers 5.23 configuration_jamba.py)."""
     attention, experts = (
-        (fields.count(f"{one}_layer_period", default=period), offset(fields, one, first))
+        places(fields, one, period, first)
         for one, period, first in (("attn", 8, 4), ("expert", 2, 1))
     )
     several = fields.count("num_experts", default=16) > 1
@@ -56,8 +56,15 @@ def kinds(fields: Fields) -> list[str]:
     return found
 
 
-def offset(fields: Fields, name: str, first: int) -> int:
-    return fields.count(f"{name}_layer_offset", default=first, low=0)
+def places(fields: Fields, name: str, period: int, first: int) -> tuple[int, int]:
+    """A period, and the first layer of it that differs from the others."""
+    key = f"{name}_layer_offset"
+    every = fields.count(f"{name}_layer_period", default=period)
+    start = fields.count(key, default=first, low=0)
+    if start >= every:
+        message = f"{start} is not less than `{name}_layer_period` {every}"
+        fields.blame(key, message, of=(start, every))
+    return every, start
 
 
 captured(
