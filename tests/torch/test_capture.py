@@ -34,6 +34,7 @@ from memfit.trace import trace_config
 from memfit.uses import strategy_from
 
 ROWS = {row.name: row for row in rows()}
+WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 STILL = {"glm_moe_dsa", "deepseek_v32"}
 WORST = 0.005  # of the peak that the trace has
 CASES: tuple[dict[str, Any], ...] = (
@@ -60,6 +61,8 @@ UNPACKED = {
     "falcon_mamba": "with packed weights",
     "jamba": "with packed weights",
 }
+# Families that loop over tokens, which a trace runs one by one, or whose code is like others'
+SAMPLED = {"exaone_moe", "falcon_mamba", "jamba", "mamba", "solar_open"}
 TRL = {"framework": "trl", "clip": 1.0, "optimizer": "adamw_fused", "checkpointing": "full"}
 # The defaults of TRL's trainer, of which each family takes one
 USUAL: tuple[dict[str, Any], ...] = (
@@ -81,15 +84,26 @@ def unseen(row: Row) -> dict[str, Any]:
     return {**config, "vocab_size": config["vocab_size"] + 136}
 
 
-def turns(*cases: Any, names: Sequence[str] = sorted(ROWS)) -> list[tuple[str, Any]]:
-    """A case for each family, in turn; all with MEMFIT_WHOLE."""
-    whole = os.environ.get("MEMFIT_WHOLE")
+def turns(*cases: Any, one: str, names: Sequence[str] = sorted(ROWS)) -> list[tuple[str, Any]]:
+    """A case for each family, in turn, and of those in `SAMPLED` for `one` alone; all with
+    MEMFIT_WHOLE."""
+    kept = sampled(names, one)
     return [
         (name, case)
         for place, name in enumerate(names)
         for number, case in enumerate(cases)
-        if whole or number == place % len(cases)
+        if name in kept and (WHOLE or number == place % len(cases))
     ]
+
+
+def sampled(names: Sequence[str], one: str) -> list[str]:
+    """The families of a test: of those in `SAMPLED` `one` alone; all with MEMFIT_WHOLE."""
+    return [name for name in names if WHOLE or name == one or name not in SAMPLED]
+
+
+def numbers(one: str) -> list[int]:
+    """Their places among all families."""
+    return [sorted(ROWS).index(name) for name in sampled(sorted(ROWS), one)]
 
 
 def length(name: str, seq: int) -> int:
@@ -97,7 +111,7 @@ def length(name: str, seq: int) -> int:
     return seq // 5 if ROWS[name].loops else seq
 
 
-@pytest.mark.parametrize(("name", "case"), turns(*CASES), ids=str)
+@pytest.mark.parametrize(("name", "case"), turns(*CASES, one="mamba"), ids=str)
 def test_peaks_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
     case = {"optimizer": "sgd", **case, "seq": length(name, case["seq"])}
     config, job = unseen(ROWS[name]), Job(**case)
@@ -116,13 +130,13 @@ def trainer(name: str) -> dict[str, Any]:
     return {**TRL, "framework": "transformers"} if name.startswith("llama4") else TRL
 
 
-@pytest.mark.parametrize("number", range(len(ROWS)))
+@pytest.mark.parametrize("number", numbers("exaone_moe"))
 def test_peaks_of_usual_trainers_are_those_of_the_trace(number: int) -> None:
     row, case = ROWS[sorted(ROWS)[number]], USUAL[number % len(USUAL)]
     test_peaks_are_those_of_the_trace(row.name, {"seq": 200, **trainer(row.name), **case})
 
 
-@pytest.mark.parametrize("number", range(len(ROWS)))
+@pytest.mark.parametrize("number", numbers("jamba"))
 def test_peaks_without_checkpoints_are_those_of_the_trace(number: int) -> None:
     """Where a cache, too, stays until the loss is made: Qwen3.5 beside its tower."""
     row, case = ROWS[sorted(ROWS)[number]], USUAL[number % len(USUAL)]
@@ -133,7 +147,9 @@ def test_peaks_without_checkpoints_are_those_of_the_trace(number: int) -> None:
         test_peaks_are_those_of_the_trace(row.name, wide)
 
 
-@pytest.mark.parametrize(("name", "case"), turns(*GENERATION, names=SERVED), ids=str)
+@pytest.mark.parametrize(
+    ("name", "case"), turns(*GENERATION, one="solar_open", names=SERVED), ids=str
+)
 def test_peaks_of_generation_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
     """Every token is generated in the trace, too."""
     case = {**case, "seq": length(name, case["seq"]) if case["seq"] > 100 else case["seq"]}
@@ -171,7 +187,7 @@ def generates_as_the_trace(name: str, config: dict[str, Any], job: Job) -> None:
     assert ours.parts.get("kv_cache", 0) == theirs.parts.get("kv_cache", 0)
 
 
-@pytest.mark.parametrize("name", LOOPING)
+@pytest.mark.parametrize("name", sampled(LOOPING, "mamba"))
 def test_iterations_are_repeated_as_they_would_run(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +208,7 @@ def numbered(tape: Tape) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", sampled(SERVED, "falcon_mamba"))
 def test_layers_that_stand_for_others_change_no_peak_of_generation(name: str) -> None:
     config = unseen(ROWS[name])
     text = config[ROWS[name].text] if ROWS[name].text else config
@@ -236,7 +252,7 @@ def test_four_bits_hand_on_the_dtype_of_their_input() -> None:
     test_peaks_are_those_of_the_trace("llama4", {"seq": 200, **case})
 
 
-@pytest.mark.parametrize(("name", "use"), turns("ddp=4", "fsdp=4"))
+@pytest.mark.parametrize(("name", "use"), turns("ddp=4", "fsdp=4", one="falcon_mamba"))
 def test_a_rank_of_several_has_the_peak_of_the_trace(name: str, use: str) -> None:
     config, strategy = unseen(ROWS[name]), strategy_from([use], None)
     job = Job(batch=2, seq=length(name, 200), optimizer="sgd", checkpointing="full")
