@@ -244,6 +244,15 @@ def test_a_weight_that_code_multiplies_itself_may_stay_unpacked() -> None:
     assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
 
 
+@pytest.mark.parametrize("name", ["falcon_mamba", "mamba"])
+def test_a_width_of_states_that_is_given_counts(name: str) -> None:
+    """Whatever `expand` makes of the model's width."""
+    config = {**unseen(ROWS[name]), "expand": 16, "intermediate_size": 264}
+    job = Job(batch=2, seq=20, optimizer="sgd")
+    ours, theirs = memory(lower(build(config), job)), memory(trace_config(config, job))
+    assert abs(ours.allocated - theirs.allocated) <= WORST * theirs.allocated
+
+
 def test_four_bits_hand_on_the_dtype_of_their_input() -> None:
     """Under autocast, too, where other layers make 16 bits of fp32: residuals become fp32."""
     case = {**TRL, "batch": 2, "packing": False, "precision": "bf16-autocast", "method": "qlora"}

@@ -24,7 +24,8 @@ def dims(fields: Fields) -> Dims:
     if fields.config.get("time_step_rank") in (None, "auto"):
         fields.assume(time_step_rank=-(-width // 16))
     found = each(fields, *SIZES)
-    inner = found.pop("expand") * width  # whatever `intermediate_size` says
+    # A width that is given counts (transformers 5.23 configuration_mamba.py `__post_init__`)
+    inner = fields.count("intermediate_size", default=found.pop("expand") * width)
     return {**found, "inner": inner, "split": found["time_step_rank"] + 2 * found["state_size"]}
 
 
