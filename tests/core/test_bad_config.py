@@ -240,3 +240,9 @@ def test_a_period_holds_its_first_layer(which: str) -> None:
     config = {**BY_TYPE["jamba"][0], f"{which}_layer_period": 2, f"{which}_layer_offset": 2}
     with pytest.raises(InputError, match=f"2 is not less than `{which}_layer_period` 2"):
         build(config)
+
+
+def test_a_width_of_states_is_that_of_its_heads() -> None:
+    config = {**BY_TYPE["falcon_h1"][0], "mamba_d_ssm": 200}
+    with pytest.raises(InputError, match="200 is not `mamba_n_heads` times `mamba_d_head`"):
+        build(config)

@@ -33,6 +33,10 @@ def dims(fields: Fields) -> Dims:
     ratio(fields, found, "num_attention_heads", "num_key_value_heads")
     ratio(fields, found, "mamba_n_heads", "mamba_n_groups")
     inner = found["mamba_n_heads"] * found["mamba_d_head"]
+    given = fields.count("mamba_d_ssm", default=inner)
+    if given != inner:  # transformers 5.23 configuration_falcon_h1.py validate_architecture
+        message = f"{given} is not `mamba_n_heads` times `mamba_d_head`, {inner}"
+        fields.blame("mamba_d_ssm", message, of=(given, inner))
     conv = inner + 2 * found["mamba_n_groups"] * found["mamba_d_state"]
     projected = inner + conv + found["mamba_n_heads"]
     return {**found, "inner": inner, "conv_dim": conv, "projected": projected}
