@@ -36,6 +36,7 @@ IGNORED = {
     "topk_group",
     "num_nextn_predict_layers",
     "eos_token_id",
+    "mask_token_id",
     "decoder_start_token_id",
     "bos_token_id",
     "n_ctx",
