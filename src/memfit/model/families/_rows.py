@@ -18,9 +18,9 @@ ROWS = "libraries/transformers/rows"
 
 def load(model_type: str) -> bool:
     """Register the family of this type; whether a row describes it."""
-    place = folder().joinpath(f"{model_type}.json")
-    if model_type in CHAINS or not place.is_file():
+    if model_type in CHAINS or model_type not in names():
         return False
+    place = folder().joinpath(f"{model_type}.json")
     chained(row_of(json.loads(place.read_text(encoding="utf-8"))))
     return True
 

@@ -4,7 +4,7 @@ layers go through a sequence token by token, as `transformers` runs them without
 from __future__ import annotations
 
 from memfit.model.config import Fields
-from memfit.model.families._captured import Dims, Row, captured, each, ratio, variants
+from memfit.model.families._captured import TRACE, Dims, Row, captured, each, ratio, variants
 
 SIZES = {
     "vocab_size": (544, 608, 736),
@@ -52,6 +52,9 @@ def kinds(fields: Fields) -> list[str]:
     for number in range(fields.layers()):
         name = "attention" if number % attention[0] == attention[1] else "mamba"
         moe = several and number % experts[0] == experts[1]
+        if moe and name == "attention":
+            message = "no captured graph of `jamba` with experts in a layer of attention"
+            fields.blame("expert_layer_offset", message, TRACE)
         found.append(f"{name}_moe" if moe else name)
     return found
 
