@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
+from memfit.errors import InputError
 from memfit.model.config import Fields
 from memfit.model.modules import Layer, Linear, Model, Module, MoE
 
@@ -192,8 +193,11 @@ def opened(pattern: str, path: str) -> bool:
         return fnmatchcase(path, pattern) or f".{pattern}." in f".{path}."
     try:
         return re.match(pattern[3:], path) is not None
-    except re.error:
-        return False
+    except re.error as bad:
+        raise InputError.one(
+            f"`{pattern[:60]}` is not a regular expression ({bad})",
+            where="config.quantization_config",
+        ) from None
 
 
 def products(layer: Layer) -> list[str]:
