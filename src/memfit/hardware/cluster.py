@@ -25,7 +25,8 @@ BOARD: Annotated[
     int,
     vendor("SXM modules of one machine at most", "HGX and DGX, V100 to B300; a DGX-2 alone has 16"),
 ] = 8
-_COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*]", re.IGNORECASE)
+# But `7900xtx` is the name of a card.
+_COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*](?!tx?\b)", re.IGNORECASE)
 _HINT = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
 
 

@@ -18,6 +18,11 @@ from memfit.units import LARGEST
 
 MATHS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 BY_MEMORY = "for any other card give its memory: `--memory 24GiB`"
+LAPTOP = ("laptop", "mobile", "notebook")
+BY_LAPTOP = (
+    "a laptop GPU often has less memory than the card of the same number; "
+    "give its own: `--memory 16GiB`"
+)
 # Words that say nothing: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `rtx4090` are one card.
 _NOISE = frozenset(
     {
@@ -222,6 +227,8 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
         message = f"`{name.strip()}` is a number of GPUs, without their name"
         hint = f"write it like `{name.strip()}xh100`"
         return Problem(message=message, where=where, hint=hint)
+    if keys is None and any(one in plain(name) for one in LAPTOP):
+        return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=BY_LAPTOP)
     if keys is None:
         close = dict.fromkeys(
             key
