@@ -72,13 +72,14 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
         for large, small in data["ratios"]:
             ratio(fields, found, large, small)
         for key, name in data["equal"].items():
-            if fields.count(key, default=found[name]) != found[name]:
+            given = fields.count(key, default=found[name])
+            if given != found[name]:
                 message = f"no captured graph of `{data['type']}` with another `{key}`"
-                fields.blame(key, message, TRACE)
+                fields.blame(key, message, TRACE, of=(given, found[name]))
         for one, other in data["unlike"]:
             if found[one] == found[other]:
                 message = f"no captured graph of `{data['type']}` with a `{other}` like `{one}`"
-                fields.blame(data["dims"][other], message, TRACE)
+                fields.blame(data["dims"][other], message, TRACE, of=(found[one], found[other]))
         for key, value in data["fixed"].items():
             if fields.config.get(key, value) != value:
                 message = f"no captured graph of `{data['type']}` with this `{key}`"
