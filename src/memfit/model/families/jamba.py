@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import TRACE, Dims, Row, captured, each, ratio, variants
+from memfit.model.label_heads import CLASSIFIES
 
 SIZES = {
     "vocab_size": (544, 608, 736),
@@ -73,6 +74,7 @@ def places(fields: Fields, name: str, period: int, first: int) -> tuple[int, int
 captured(
     Row(
         name="jamba",
+        label_heads=(CLASSIFIES,),
         dims=dims,
         kinds=kinds,
         examples=variants(BASE, SIZES),
