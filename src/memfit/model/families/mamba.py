@@ -23,6 +23,9 @@ def dims(fields: Fields) -> Dims:
     width = fields.count("hidden_size", default=768)
     if fields.config.get("time_step_rank") in (None, "auto"):
         fields.assume(time_step_rank=-(-width // 16))
+    for key, usual in (("expand", 2), ("state_size", 16)):  # configuration_mamba.py
+        if fields.config.get(key) is None:
+            fields.assume(**{key: usual})
     found = each(fields, *SIZES)
     # A width that is given counts (transformers 5.23 configuration_mamba.py `__post_init__`)
     inner = fields.count("intermediate_size", default=found.pop("expand") * width)
