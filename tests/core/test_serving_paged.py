@@ -10,7 +10,8 @@ from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.hardware.outside import context
-from memfit.serving import Question, find_engine
+from memfit.serving import find_engine
+from memfit.serving.base import Question
 from memfit.serving.paged.engine import Paged
 from memfit.truth.served import judge, read_served
 from memfit.truth.served import subject_of as judged_subject

@@ -9,27 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memfit.errors import InputError, Problem
+from memfit.serving import BY_ENVIRONMENT, IMAGES, PROGRAMS
 
-# Program, or the beginning of a module behind `python -m` -> serving engine.
-ENGINES = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llama-server": "llamacpp",
-    "llama-cli": "llamacpp",
-    "llama-run": "llamacpp",
-    "ollama": "ollama",
-    "trtllm-serve": "tensorrt-llm",
-    "text-generation-launcher": "tgi",
-    "lmdeploy": "lmdeploy",
-    "mlx_lm": "mlx",
-}
-# Images of containers that start an engine with the words behind them.
-IMAGES = {
-    "vllm/vllm-openai": ("vllm", "serve"),
-    "lmsysorg/sglang": (),
-    "huggingface/text-generation-inference": ("text-generation-launcher",),
-    "ggml-org/llama.cpp": ("llama-server",),
-}
 LAUNCHERS = ("python", "python3", "accelerate", "torchrun", "deepspeed", "uv")
 SCRIPTS = (".py", ".ipynb")
 CONTAINERS = ("docker", "podman")
@@ -51,7 +32,7 @@ def pasted(words: Sequence[str]) -> list[str] | None:
     found = taken_apart(words)
     if found is None:
         return None
-    if len(found.command) == 1 and program(found.command[0]) in ENGINES:
+    if len(found.command) == 1 and program(found.command[0]) in PROGRAMS:
         raise InputError(unnamed(found.command[0]))
     engine = engine_of(found.command)
     if engine:
@@ -113,7 +94,7 @@ def starts(words: Sequence[str]) -> bool:
     """Whether the words begin like another program's command line."""
     rest = [word for word in words if not _VARIABLE.fullmatch(word)]
     first = program(rest[0]) if rest else ""
-    return first in (*ENGINES, *LAUNCHERS, *CONTAINERS) or first.endswith(SCRIPTS)
+    return first in (*PROGRAMS, *LAUNCHERS, *CONTAINERS) or first.endswith(SCRIPTS)
 
 
 def engine_of(command: Sequence[str]) -> str:
@@ -122,15 +103,15 @@ def engine_of(command: Sequence[str]) -> str:
     first = program(rest[0]) if rest else ""
     if first.startswith("python") and rest[1:2] == ["-m"] and len(rest) > 2:
         first = rest[2]
-    known = (one for one in ENGINES if first == one or first.startswith(f"{one}."))
-    return ENGINES.get(next(known, ""), "")
+    known = (one for one in PROGRAMS if first == one or first.startswith(f"{one}."))
+    return PROGRAMS.get(next(known, ""), "")
 
 
 def unboxed(command: Sequence[str]) -> list[str]:
     """A command line without the variables before it, and without the container around it."""
     rest = list(command)
-    if any(program(word) == "ollama" for word in rest):
-        return rest  # its variables are its options
+    if any(PROGRAMS.get(program(word)) in BY_ENVIRONMENT for word in rest):
+        return rest
     while rest and _VARIABLE.fullmatch(rest[0]):
         rest.pop(0)
     if not rest or program(rest[0]) not in CONTAINERS:
@@ -147,7 +128,7 @@ def unnamed(name: str) -> Problem:
     return Problem(
         message=f"`{name[:40]}` is a serving engine, and no model is named",
         where="model",
-        hint=f"`memfit estimate MODEL --engine {ENGINES[program(name)]} --gpu NAME`",
+        hint=f"`memfit estimate MODEL --engine {PROGRAMS[program(name)]} --gpu NAME`",
     )
 
 
@@ -167,4 +148,4 @@ def scripted(found: Pasted, script: str) -> Problem:
     )
 
 
-__all__ = ["ENGINES", "pasted"]
+__all__ = ["pasted"]

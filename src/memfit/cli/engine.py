@@ -13,7 +13,6 @@ from memfit.errors import InputError, Problem
 from memfit.report import FORMATS
 
 FITS, DOES_NOT = 0, 1
-GGUF = "llamacpp"  # what runs a model that is named with a quantization, and no engine
 FLAG = click.Option(
     ["--engine"],
     metavar="NAME",
@@ -95,12 +94,13 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
     """Exit code 0: it starts. 1: it does not. Unusable input raises."""
     from memfit.api.engine import from_command
     from memfit.report.engine_answer import write
+    from memfit.serving import GGUF_ENGINE
 
     own, rest, command, problems = sort_words(words)
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, help_page(own.get("engine", ""))
-    answer = from_command(rest, command, own.pop("engine", GGUF), own)
+    answer = from_command(rest, command, own.pop("engine", GGUF_ENGINE), own)
     text = write(answer, form, explain=bool(own.get("explain")), width=width)
     return (FITS if answer.fits else DOES_NOT), text
 

@@ -2,17 +2,20 @@
 
 One folder per engine, each by the engine's own rules; `paged` holds those known in less detail. An
 engine owns its options as data, reads its own command line and answers a `Question` with a
-`ServingAnswer`. `ENGINES` names the folders; an engine is imported when somebody asks for it.
+`ServingAnswer`. `ENGINES` names the folders; an engine is imported when somebody asks for it, and
+these names cost nothing.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from memfit.errors import InputError
 from memfit.registry import nearest
-from memfit.serving.base import Question, ServingEngine
-from memfit.serving.result import Pool, ServingAnswer
+
+if TYPE_CHECKING:
+    from memfit.serving.base import ServingEngine
 
 # How people call an engine, and the module whose `ENGINE` it is.
 ENGINES: dict[str, str] = {
@@ -37,6 +40,28 @@ ALIASES: dict[str, str] = {
     "mlx-lm": "mlx",
     "mlx_lm": "mlx",
 }
+# Programs, or the beginnings of modules behind `python -m`, and the engine that they start.
+PROGRAMS: dict[str, str] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llama-server": "llamacpp",
+    "llama-cli": "llamacpp",
+    "llama-run": "llamacpp",
+    "ollama": "ollama",
+    "trtllm-serve": "tensorrt-llm",
+    "text-generation-launcher": "tgi",
+    "lmdeploy": "lmdeploy",
+    "mlx_lm": "mlx",
+}
+# Images of containers, and the words before those that are given to them.
+IMAGES: dict[str, tuple[str, ...]] = {
+    "vllm/vllm-openai": ("vllm", "serve"),
+    "lmsysorg/sglang": (),
+    "huggingface/text-generation-inference": ("text-generation-launcher",),
+    "ggml-org/llama.cpp": ("llama-server",),
+}
+BY_ENVIRONMENT = ("ollama",)  # engines whose options are environment variables
+GGUF_ENGINE = "llamacpp"  # what runs a model that is named with a quantization, and no engine
 
 
 def find_engine(name: str) -> ServingEngine:
@@ -57,10 +82,10 @@ def find_engine(name: str) -> ServingEngine:
 
 __all__ = [
     "ALIASES",
+    "BY_ENVIRONMENT",
     "ENGINES",
-    "Pool",
-    "Question",
-    "ServingAnswer",
-    "ServingEngine",
+    "GGUF_ENGINE",
+    "IMAGES",
+    "PROGRAMS",
     "find_engine",
 ]
