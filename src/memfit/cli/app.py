@@ -621,35 +621,30 @@ def reporting(verb: Verb) -> click.Command:
 def caching(verb: Verb) -> click.Command:
     from memfit.cli import report as cli_report
 
-    return Sections(
-        "cache",
-        callback=cli_report.run_cache,
-        params=[*cli_report.CACHE_FLAGS, *output(explain=False)],
-        help=cli_report.CACHE_HELP.format(help=sentence(verb)),
-        short_help=verb.help,
-    )
+    return plain(verb, cli_report.run_cache, cli_report.CACHE_FLAGS, cli_report.CACHE_HELP)
 
 
 def capturing(verb: Verb) -> click.Command:
     from memfit.cli import capture as cli_capture
 
-    return Sections(
-        "capture",
-        callback=cli_capture.run,
-        params=[*cli_capture.PARAMETERS, *output(explain=False)],
-        help=cli_capture.HELP.format(help=sentence(verb)),
-        short_help=verb.help,
-    )
+    return plain(verb, cli_capture.run, cli_capture.PARAMETERS, cli_capture.HELP)
 
 
 def making_family(verb: Verb) -> click.Command:
     from memfit.cli import new_family as cli_new_family
 
+    return plain(verb, cli_new_family.run, cli_new_family.PARAMETERS, cli_new_family.HELP)
+
+
+def plain(
+    verb: Verb, run: Callable[..., Any], params: Iterable[click.Parameter], text: str
+) -> click.Command:
+    """A command with parameters that no other one has."""
     return Sections(
-        "new-family",
-        callback=cli_new_family.run,
-        params=[*cli_new_family.PARAMETERS, *output(explain=False)],
-        help=cli_new_family.HELP.format(help=sentence(verb)),
+        verb.name,
+        callback=run,
+        params=[*params, *output(explain=False)],
+        help=text.format(help=sentence(verb)),
         short_help=verb.help,
     )
 
