@@ -81,7 +81,7 @@ def beside(
     *,
     by: str = "formula",
     limit: int = 0,
-    told: Callable[[int, int, str], None] | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
     problems: Sequence[Problem] = (),
 ) -> list[Beside]:
     """Compare a record of `memfit measure`, or a folder of them, with the prediction: event by
@@ -92,7 +92,7 @@ def beside(
     wrong = [*problems, *([] if by in PRODUCERS else [unknown("producer", by, "by", PRODUCERS)])]
     if wrong:
         raise InputError(*wrong)
-    return of_folder(Path(path), by, told or (lambda *_: None), limit)
+    return of_folder(Path(path), by, progress or (lambda *_: None), limit)
 
 
 def speeds(

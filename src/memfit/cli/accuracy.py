@@ -108,7 +108,7 @@ def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]
             by=given["by"] or FORMULA,
             limit=given["limit"],
             problems=wrong,
-            told=lambda done, count, what: life.say(f"record {done + 1} of {count}, {what}"),
+            progress=lambda done, count, what: life.say(f"record {done + 1} of {count}, {what}"),
         )
     finally:
         life.done()

@@ -88,7 +88,7 @@ def beside(record: Record, folder: Path | None, by: str) -> Beside:
 
 
 def of_folder(
-    path: Path, by: str, told: Callable[[int, int, str], None], limit: int = 0
+    path: Path, by: str, progress: Callable[[int, int, str], None], limit: int = 0
 ) -> list[Beside]:
     """Every record there beside what is said of it, or the first of them."""
     found = records(path)
@@ -98,14 +98,14 @@ def of_folder(
             where="records",
             hint="`memfit measure --out FOLDER` writes them",
         )
-    return list(each(dict(list(found.items())[: limit or None]), path, by, told))
+    return list(each(dict(list(found.items())[: limit or None]), path, by, progress))
 
 
 def each(
-    found: dict[Path, Record], path: Path, by: str, told: Callable[[int, int, str], None]
+    found: dict[Path, Record], path: Path, by: str, progress: Callable[[int, int, str], None]
 ) -> Iterator[Beside]:
     for number, (file, record) in enumerate(found.items()):
-        told(number, len(found), record.case)
+        progress(number, len(found), record.case)
         yield beside(record, file.parent, by)
 
 
