@@ -193,8 +193,8 @@ def walked(
     passes: int = 0,
 ) -> Walk | None:
     """Layer by layer (`ends` None), or with one layer for all that are like it but those at the
-    ends. None where such a walk does not tell what the layers have that it leaves out. The
-    allocator's settings change nothing of what it is asked for."""
+    ends. None where such a walk does not tell what the layers have that it leaves out. Jobs that
+    differ in the allocator's settings alone share their walk."""
     job = job.replace(alloc_conf="") if job.alloc_conf else job
     compact = (
         ends is not None and not model.stored and foldable(strategy) and not crosses(model, job)
