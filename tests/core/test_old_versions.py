@@ -1,5 +1,7 @@
 """Older transformers: every family is answered or refused in words, whatever the version."""
 
+from typing import Any
+
 import pytest
 
 from memfit import estimate
@@ -101,20 +103,18 @@ def test_groups_are_repeated_for_flash_attn(family: str) -> None:
     assert (newer.memory.allocated < 0.97 * answer.memory.allocated) is (family != "llama")
 
 
-@pytest.mark.parametrize("unsloth", ["", "loss"])
+@pytest.mark.parametrize("of", [{}, {"unsloth": "loss"}, {"framework": "litgpt"}])
 @pytest.mark.parametrize(("torch", "slices"), [("2.8", 2), ("2.9", 1)])
-def test_a_colon_over_all_words_is_a_slice_of_its_own(
-    torch: str, slices: int, unsloth: str
-) -> None:
+def test_a_colon_over_all_words_is_a_slice(torch: str, slices: int, of: dict[str, Any]) -> None:
     """Its backward fills a tensor without the last position, between that of the loss and that of
-    the slice of positions (ATen/TensorIndexing.h applySlice of 2.8.0 and 2.9.1)."""
+    the slice of positions (ATen/TensorIndexing.h applySlice of 2.8.0 and 2.9.1; transformers, its
+    loss by Unsloth, and litgpt's finetune/full.py alike)."""
     found = estimate(
         {"model_type": "mistral", **GROUPED, "sliding_window": None},
         versions=f"transformers=4.47.1,torch={torch}",
-        framework="transformers",
         batch=2,
         seq=512,
-        unsloth=unsloth,
+        **{"framework": "transformers", **of},
     )
     rows = [
         event.size // (2 * 1024 * 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import ops
+from memfit.lower import ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.engine import TAIL
@@ -88,8 +88,10 @@ def all_but_last(scores: Tensor, ctx: Context) -> Tensor:
     """`scores[..., :-1, :].contiguous()`: a copy unless there is one sequence. Each slice fills a
     tensor as large as what it was cut from in the backward."""
     r = ctx.r
-    shape = (ctx.batch, ctx.tokens - 1, scores.shape[-1])
-    rows = ops.cut(r, scores, shape)
-    if ctx.torch < SKIPS_WHOLE:
-        rows = ops.cut(r, rows, shape)
+    rows = whole(ops.cut(r, scores, (ctx.batch, ctx.tokens - 1, scores.shape[-1])), ctx)
     return ops.clone(r, rows, "contiguous") if ctx.batch > 1 else rows
+
+
+def whole(rows: Tensor, ctx: Context) -> Tensor:
+    """The colon over all words in `scores[..., :-1, :]`, which is a slice in older versions."""
+    return views.colon(ctx.r, rows) if ctx.torch < SKIPS_WHOLE else rows

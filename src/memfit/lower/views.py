@@ -120,6 +120,11 @@ def narrow(r: Recorder, x: Tensor, dim: int, size: int, step: int = 1) -> Tensor
     return r.node("slice", out, (x,), back_piece, extra=x.shape)
 
 
+def colon(r: Recorder, x: Tensor) -> Tensor:
+    """`x[..., :]` where torch makes a slice of it."""
+    return r.node("slice", seen(x, x.shape, x.strides), (x,), back_piece, extra=x.shape)
+
+
 def select(r: Recorder, x: Tensor, dim: int) -> Tensor:
     """`x[..., i, :]`: the dimension is gone."""
     dim %= len(x.shape)

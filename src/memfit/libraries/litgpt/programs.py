@@ -226,7 +226,7 @@ def loss(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Contex
         ctx.outputs[:] = wide
         r.let_go(r.former)
         r.mark(r.phase, "", r.at)
-    wide[-1] = views.narrow(r, wide[-1], 1, max(wide[-1].shape[1] - 1, 1))
+    wide[-1] = head.whole(views.narrow(r, wide[-1], 1, max(wide[-1].shape[1] - 1, 1)), ctx)
     rows = [views.reshape(r, one, one.shape[0] * one.shape[1], one.shape[2]) for one in wide]
     del wide
     if ctx.training and not pieces:
