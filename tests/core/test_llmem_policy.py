@@ -7,11 +7,13 @@ import pytest
 from tests.core.test_gemini import JOB, METHODS, asked, built
 
 from memfit.hardware import parse_cluster
+from memfit.plan import llmem
 from memfit.plan.llmem import OFFLOAD, Way, chosen, method_of, ranked, ways
 from memfit.plan.planning import Wish, plan
 from memfit.plan.space import Work
 from memfit.uses import strategy_from
-from memfit.words import cluster_of
+
+CLUSTER = parse_cluster("4xv100-sxm2-16gb")
 
 
 def test_scores_by_hand() -> None:
@@ -32,6 +34,20 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     assert chosen([Way("DP", 0, 4), Way("ZeRO-3", 0, 4), Way("TP", 1, 1)]) == "TP"
     assert chosen([Way("DP", 0, 4), Way("TP", 0, 1)]) == OFFLOAD
     assert ranked([]) == []
+
+
+def test_a_batch_beyond_one_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPT-2.7B with data and tensor parallelism: 8 sequences fit, 9 do not, 11 do again."""
+
+    def batch(*fits: int) -> int:
+        monkeypatch.setattr(llmem, "gets_through", lambda *given: given[-1] in fits)
+        return llmem.largest(built("openai-community/gpt2"), JOB, CLUSTER, strategy_from([], 1))
+
+    assert batch(1, 2, 3, 4, 5, 6, 7, 8, 11, 12) == 8
+    assert batch(*range(1, 22)) == 21
+    assert batch(1) == 1
+    assert batch() == 0
+    assert batch(*range(1, 5000)) == 1024
 
 
 @pytest.mark.parametrize(
@@ -76,9 +92,9 @@ def test_choices_as_published(name: str, taken: str) -> None:
     found = ways(
         built(name),
         JOB,
-        cluster_of("4xv100-sxm2-16gb", ""),
+        CLUSTER,
         [strategy_from(words, 4) for words in METHODS.values()],
-    )  # type: ignore[arg-type]
+    )
     assert chosen(found) == taken
 
 

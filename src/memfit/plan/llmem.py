@@ -92,19 +92,14 @@ def ways(model: Model, job: Job, cluster: Cluster, strategies: Sequence[Strategy
 
 
 def largest(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> int:
-    """The last batch, counted up from 1, that gets through; it is sought by doubling and
-    halving."""
-    if not gets_through(model, job, cluster, strategy, 1):
-        return 0
-    good, bad = 1, 2
-    while bad <= MOST and gets_through(model, job, cluster, strategy, bad):
-        good, bad = bad, 2 * bad
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (
-            (middle, bad) if gets_through(model, job, cluster, strategy, middle) else (good, middle)
-        )
-    return good
+    """The batch before the first that does not get through, doubled as long as it does and then
+    counted up. Beyond it one may fit again, where blocks happen to suit each other."""
+    batch = 0
+    while batch < MOST and gets_through(model, job, cluster, strategy, max(1, 2 * batch)):
+        batch = max(1, 2 * batch)
+    while 0 < batch < MOST and gets_through(model, job, cluster, strategy, batch + 1):
+        batch += 1
+    return batch
 
 
 def gets_through(model: Model, job: Job, cluster: Cluster, strategy: Strategy, batch: int) -> bool:
