@@ -130,9 +130,9 @@ INSIDE = {
     "reserved or device, one GPU, one length": 95,
     "reserved or device, several GPUs, one length": 90,
 }
-# 97 % is the aim. One GPU is at 98 since its errors are half of what they were: all regimes share
-# their ends, which those of several GPUs need.
-MOST = 0.985
+# The most of them, 0.97 elsewhere. One GPU is at 98 % since its errors are half of what they were:
+# all regimes share their ends, which those of several GPUs need.
+MOST = {"reserved or device, one GPU, one length": 0.985}
 
 
 def test_sources_left_out_are_covered_in_every_regime_with_evidence() -> None:
@@ -140,7 +140,7 @@ def test_sources_left_out_are_covered_in_every_regime_with_evidence() -> None:
     assert set(INSIDE) == set(found)
     for name, one in found.items():
         assert one.left_out is not None
-        assert 0.85 <= one.left_out <= MOST, name
+        assert 0.85 <= one.left_out <= MOST.get(name, 0.97), name
         assert 100 * one.inside >= INSIDE[name], name
         assert 100 * one.width <= WIDTHS.get(name, 2), name
 
