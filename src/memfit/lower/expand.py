@@ -209,30 +209,16 @@ class Expansion:
             return name
 
         for kind, event, place in steps:
-            if kind is Free:
+            if kind is Free:  # by place and without the names of fields: a third of all the time
                 number = place[copy] if type(place) is list else found(place, copy)
                 if number < 0:
                     raise Unclear
-                add(
-                    new(Free, (number, event[1]))
-                )  # by place and without the names of fields: this is a third of all the time
+                add(new(Free, (number, event[1])))
             elif kind is Alloc:
                 _, size, part, where, op, formula, stream = event
                 place[copy] = fresh
-                add(
-                    new(
-                        Alloc,
-                        (
-                            fresh,
-                            size,
-                            part,
-                            names.get(where) or renamed(where),
-                            op,
-                            formula,
-                            stream,
-                        ),
-                    )
-                )
+                where = names.get(where) or renamed(where)
+                add(new(Alloc, (fresh, size, part, where, op, formula, stream)))
                 fresh += 1
             elif kind is Mark:
                 own, group = self.groups[event.where]
@@ -240,20 +226,8 @@ class Expansion:
                 add(new(Mark, (event[0], renamed(old), event[2])))
             elif kind is Compute:
                 op, flops, size, math, where, stream, kernels = event
-                add(
-                    new(
-                        Compute,
-                        (
-                            op,
-                            flops,
-                            size,
-                            math,
-                            names.get(where) or renamed(where),
-                            stream,
-                            kernels,
-                        ),
-                    )
-                )
+                where = names.get(where) or renamed(where)
+                add(new(Compute, (op, flops, size, math, where, stream, kernels)))
             elif kind is Comm:
                 add(event._replace(where=names.get(event.where) or renamed(event.where)))
             elif kind is Notice:
@@ -262,15 +236,9 @@ class Expansion:
                     leaf and (names.get(leaf[0]) or renamed(leaf[0]), leaf[1]) for leaf in leaves
                 )
                 number = -1 if block < 0 else found(place, copy)
-                add(
-                    Notice(
-                        act,
-                        names.get(where) or renamed(where),
-                        name and (names.get(name) or renamed(name)),
-                        leaves,
-                        number,
-                    )
-                )
+                where = names.get(where) or renamed(where)
+                name = name and (names.get(name) or renamed(name))
+                add(Notice(act, where, name, leaves, number))
             else:
                 add(event)
         self.fresh = fresh
