@@ -485,77 +485,74 @@ def page(data: dict[str, Any]) -> Iterator[str]:
     rows = residuals(data)
     yield PAGE.format(note=NOTE, summary=summary(data), legend=report.LEGEND)
     for heading, head, body in (
+        *peak_tables(data, rows),
+        *method_tables(data, rows),
+        *serving_tables(data["serving"], data["serving_speed"]),
+        ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
+        *range_tables(rows),
+        *row_tables(data, rows),
+    ):
+        lines = table(head, body, report.WORDS)
+        yield "\n".join([heading if heading.startswith("#") else f"## {heading}\n", *lines, ""])
+
+
+def peak_tables(data: dict[str, Any], rows: list[list[Any]]) -> list[Table]:
+    """The errors of memfit by source, technique, task and GPU."""
+
+    def named(*groups: str) -> list[tuple[str, ...]]:
+        found = (one for group in groups for one in data[group].items())
+        return [(name, *report.cells(of(one))) for name, one in found]
+
+    return [
         (HEADLINE, HEADLINE_HEAD, headline(rows)),
         ("By source, rows described completely", report.HEAD, by_source(certain(rows))),
         (FIXED, report.HEAD, by_source(fixed(certain(rows)))),
         ("By source", report.HEAD, by_source(rows)),
-        (
-            "Peaks by technique",
-            ("technique", *report.HEAD[2:]),
-            [(name, *report.cells(of(one))) for name, one in data["techniques"].items()],
-        ),
-        (
-            "Peaks by task and GPU",
-            ("task, GPU", *report.HEAD[2:]),
-            [
-                (name, *report.cells(of(one)))
-                for name, one in (*data["tasks"].items(), *data["gpus"].items())
-            ],
-        ),
-        (
-            TRACED.format(**traced(data)),
-            report.PRODUCER_HEAD,
-            report.producer_rows(data["producers"]),
-        ),
+        ("Peaks by technique", ("technique", *report.HEAD[2:]), named("techniques")),
+        ("Peaks by task and GPU", ("task, GPU", *report.HEAD[2:]), named("tasks", "gpus")),
+    ]
+
+
+def method_tables(data: dict[str, Any], rows: list[list[Any]]) -> list[Table]:
+    """Formulas beside the trace, other formulas and other tools."""
+    traces = report.producer_rows(data["producers"])
+    tools = json.loads(PEERS_FILE.read_text(encoding="utf-8"))
+    return [
+        (TRACED.format(**traced(data)), report.PRODUCER_HEAD, traces),
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
         *(
             (f"Every method by {axis}", report.AXIS_HEAD, report.axis_rows(data["by"], axis))
             for axis in data["by"]
         ),
-        (
-            PEERS.format(**json.loads(PEERS_FILE.read_text(encoding="utf-8"))),
-            PEER_HEAD,
-            peers(rows),
-        ),
-        *serving_tables(data["serving"], data["serving_speed"]),
-        ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
-        (
-            REGIMES.format(sources=band.ENOUGH_SOURCES, cases=band.ENOUGH_CASES),
-            REGIME_HEAD,
-            regimes(rows),
-        ),
-        (
-            BAND.format(tail=report.share(band.TAIL)),
-            ("source left out", "cases", "covered %", "from %", "to %"),
-            coverage(rows),
-        ),
+        (PEERS.format(**tools), PEER_HEAD, peers(rows)),
+    ]
+
+
+def range_tables(rows: list[list[Any]]) -> list[Table]:
+    """What the likely range rests on, and how many rows it covers."""
+    enough = {"sources": band.ENOUGH_SOURCES, "cases": band.ENOUGH_CASES}
+    left_out = ("source left out", "cases", "covered %", "from %", "to %")
+    return [
+        (REGIMES.format(**enough), REGIME_HEAD, regimes(rows)),
+        (BAND.format(tail=report.share(band.TAIL)), left_out, coverage(rows)),
+    ]
+
+
+def row_tables(data: dict[str, Any], rows: list[list[Any]]) -> list[Table]:
+    """Which rows are answered, refused and far off."""
+    refused: list[tuple[str, ...]] = [
+        (one["kind"], one["reason"], str(one["certain"] or ""), str(one["rows"]))
+        for one in data["reasons"]
+    ]
+    worst_head = ("case", "model", "compared", "measured", "predicted", "error", "cause")
+    return [
         (ANSWERED, report.TASK_HEAD, tasks(data)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), shares(data)),
-        (
-            "Refused",
-            report.REASON_HEAD,
-            [
-                (one["kind"], one["reason"], str(one["certain"] or ""), str(one["rows"]))
-                for one in data["reasons"]
-            ],
-        ),
-        (
-            WORST.format(notable=100 * report.NOTABLE),
-            ("case", "model", "compared", "measured", "predicted", "error", "cause"),
-            worst(data),
-        ),
+        ("Refused", report.REASON_HEAD, refused),
+        (WORST.format(notable=100 * report.NOTABLE), worst_head, worst(data)),
         (FARTHEST.format(far=100 * FAR), FAR_HEAD, far(rows)),
         (AGAIN, AGAIN_HEAD, again(rows)),
-    ):
-        yield (
-            "\n".join(
-                [
-                    heading if heading.startswith("#") else f"## {heading}\n",
-                    *table(head, body, report.WORDS),
-                ]
-            )
-            + "\n"
-        )
+    ]
 
 
 def serving_section() -> None:
