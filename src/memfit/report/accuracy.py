@@ -76,7 +76,7 @@ LEGEND = (
     "under-estimated by more than 1 %; deepest: the worst of those. Averages are over "
     "sources, not over lines. OOM seen: runs out of memory "
     "that were foreseen; false no: runs that went through and were called too large. "
-    "seconds: the middle of what one answer took here."
+    "seconds: the middle of the processor time that one answer took here."
 )
 
 

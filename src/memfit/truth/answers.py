@@ -53,7 +53,7 @@ class Outcome:
     verdict: str | None
     parts: Mapping[str, int]
     moment: str
-    seconds: Mapping[str, float]  # method -> what one answer took
+    seconds: Mapping[str, float]  # method -> processor time of one answer
     others: Mapping[str, int] = field(default_factory=dict)
     traced: Traced | None = (
         None  # the trace's answer, where one is kept; it is among the others, too
@@ -113,7 +113,7 @@ def asker(producer: Producer | None) -> Ask:
         strategy: Strategy,
         ranks: range | None,
     ) -> tuple[Model, Estimate, float]:
-        found, began = built(*model), time.perf_counter()
+        found, began = built(*model), time.process_time()
         cluster = None if gpu is None else nodes_of(gpu, strategy.ranks)
         if ranks is not None:
             each = [
@@ -123,12 +123,12 @@ def asker(producer: Producer | None) -> Ask:
             return (
                 found,
                 max(each, key=lambda one: one.held),
-                (time.perf_counter() - began) / len(ranks),
+                (time.process_time() - began) / len(ranks),
             )
         return (
             found,
             estimate(found, job, cluster, strategy, producer=producer),
-            time.perf_counter() - began,
+            time.process_time() - began,
         )
 
     def ask(case: Case) -> tuple[Model, Estimate, float]:
@@ -172,12 +172,12 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
     failed: dict[str, str] = {}
     spent = {OURS: seconds}
     for one in methods if case.metric in (*PEAKS, "oom") else ():
-        began = time.perf_counter()
+        began = time.process_time()
         size = say(model, case.job, (case.gpu, case.strategy), one)
         if isinstance(size, str):
             failed[one.name] = size
         elif size is not None:
-            others[one.name], spent[one.name] = size, time.perf_counter() - began
+            others[one.name], spent[one.name] = size, time.process_time() - began
     refuses = refusals(found, case.gpu, others)
     traced = kept(case) if found.source == "formula" else None
     if traced is not None:
