@@ -249,6 +249,25 @@ def test_a_name_that_leaves_the_memory_open_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("macbook pro m3", "`macbook pro m3` comes in several memory sizes"),
+        ("Mac Studio", "`Mac Studio` comes in several memory sizes"),
+        ("MacBook Pro 14-inch 2023", "`MacBook Pro 14-inch 2023` comes in several memory sizes"),
+        ("apple silicon", "`apple silicon` comes in several memory sizes"),
+        ("mps", "`mps` comes in several memory sizes"),
+        ("macro", "unknown GPU `macro`"),
+        ("machine", "unknown GPU `machine`"),
+        ("metal-16gb", "unknown GPU `metal-16gb`"),
+    ],
+)
+def test_names_of_macs_are_no_other_words(name: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_cluster(name)
+    assert problems(error)[0][0] == message
+
+
+@pytest.mark.parametrize(
     ("name", "offer"),
     [
         ("rtx 4909", "did you mean `rtx-4090`"),

@@ -15,6 +15,10 @@ from memfit.units import GIB
 
 _CHIP = re.compile(r"(?:apple)?(m[1-9])(pro|max|ultra)?(\d{1,3})gb")
 _MAC = re.compile(r"(?:apple)?mac(?:book|mini|studio)?(?:air|pro)?(\d{1,3})gb")
+_ANY_MAC = re.compile(
+    r"(?:apple)?(?:mac(?:book|mini|studio|pro|air|os)*|metal|mps|silicon)"
+    r"(?:m\d(?:pro|max|ultra)?|\d{2,4}(?:inch)?)*"
+)
 SIZES: Annotated[
     tuple[int, ...], vendor("GB of memory that Macs come with", "Apple's data sheets, M1 to M5")
 ] = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
@@ -42,7 +46,7 @@ def without_memory(name: str, where: str) -> Problem | None:
     """What to say of a Mac or a chip that is named without its memory, or None."""
     text = plain(name)
     chip = re.fullmatch(r"(?:apple)?(m[1-9])(pro|max|ultra)?", text)
-    if chip is None and not re.fullmatch(r"(?:apple)?(?:mac|metal|mps|applesilicon)\w*", text):
+    if chip is None and not _ANY_MAC.fullmatch(text):
         return None
     kind = (chip[2] or "") if chip else ""
     like = "-".join(filter(None, (chip[1], kind))) if chip else "mac"

@@ -205,7 +205,7 @@ def _common() -> dict[str, str]:
 @cache
 def _typed() -> dict[str, str]:
     """Plain shared name -> the name, as people type it."""
-    rows = (row for key, row in table("gpus").items() if key != "sources")
+    rows = columns("gpus", "common").values()
     return {plain(name): name.lower() for row in rows for name in row.get("common", ())}
 
 
