@@ -70,6 +70,11 @@ def attention_heads(model: Model) -> int | None:
     )
 
 
+def layers_of(rank: Rank, model: Model) -> Sequence[Layer]:
+    """The decoder layers of this rank's pipeline stage."""
+    return model.layers[rank.layers[0] : rank.layers[1]]
+
+
 def splits(heads: int) -> str:
     """Numbers of ranks that share so many heads: `1, 2, 4, 8`."""
     return ", ".join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)
@@ -107,8 +112,7 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
     ]
     if rank.first or (rank.last and model.tied):
         sizes += ends(model.embed, rank)
-    for index in range(max(0, rank.layers[0]), min(len(model.layers), rank.layers[1])):
-        layer = model.layers[index]
+    for index, layer in enumerate(layers_of(rank, model), rank.layers[0]):
         kept = kept_names(layer, f"{model.prefix}.{index}", rank.scheme)
         if (id(layer), kept) not in known:
             known[id(layer), kept] = list(layer_sizes(layer, rank, kept))
@@ -378,6 +382,7 @@ __all__ = [
     "attention_heads",
     "enough_ranks",
     "kv_heads",
+    "layers_of",
     "number_width",
     "rank_bytes",
     "rank_sizes",

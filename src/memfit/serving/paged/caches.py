@@ -9,7 +9,7 @@ from memfit.errors import Problem
 from memfit.model.modules import Attention, Latent, Model
 from memfit.model.quantized import method, settings_in
 from memfit.serving.parts import Indexer, Recurrent
-from memfit.serving.weights import Rank, kv_heads
+from memfit.serving.weights import Rank, kv_heads, layers_of
 
 EIGHTH, FOURTH = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fn", "int8", "8"), ("int4", "4")
 
@@ -56,8 +56,7 @@ def cached(model: Model, rank: Rank, width: float) -> tuple[int, int]:
     """Bytes of a token in the cache of one rank, and of the states of one request."""
     cell = 0.0
     states = 0
-    low, high = rank.layers
-    for layer in model.layers[low:high]:
+    for layer in layers_of(rank, model):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):

@@ -8,7 +8,7 @@ from memfit.model.modules import Attention, Latent
 from memfit.serving.parts import Indexer, Recurrent
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
-from memfit.serving.weights import kv_heads
+from memfit.serving.weights import kv_heads, layers_of
 
 ALIGNED = 16  # tokens that attention's blocks are a multiple of
 SPARSE_BLOCK = 64
@@ -27,9 +27,8 @@ def layer_specs(setup: Setup) -> list[Spec]:
     sparse = "index_topk" in setup.subject.config
     # platforms/cuda.py: the kernel of sparse latent attention wants blocks of 64 tokens
     block_size = SPARSE_BLOCK if sparse else setup.block
-    target = setup.model.layers[setup.rank.layers[0] : setup.rank.layers[1]]
     separate = setup.separate.layers if setup.separate is not None else ()
-    for layer in (*target, *setup.draft, *separate):
+    for layer in (*layers_of(setup.rank, setup.model), *setup.draft, *separate):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
