@@ -290,3 +290,28 @@ def test_what_is_not_counted_is_said(engine: str, given: dict[str, object], said
     found = [one.message for one in answer.problems if one.where in where]
     assert len(found) == bool(said)
     assert all(said in one for one in found)
+
+
+def test_a_pipeline_of_sglang_shares_the_layers() -> None:
+    """Two stages: 16 of 32 layers and the output head on the last one, half of the cache of a
+    token; of three the last has 11."""
+    engine = find_engine("sglang")
+    one, two, three = (
+        engine.answer(
+            asked("meta-llama/Llama-3.1-8B", "h100-sxm-80gb", "0.5.9", count, pp_size=count)
+        )
+        for count in (1, 2, 3)
+    )
+    cached = [one.figures["kv_gib"] * GIB / one.figures["kv_tokens"] for one in (one, two, three)]
+    assert cached == pytest.approx([32 * 4096, 16 * 4096, 11 * 4096], rel=1e-4)
+    assert two.figures["weights_gib"] == pytest.approx(one.figures["weights_gib"] / 2, rel=0.01)
+    with pytest.raises(InputError, match="no speculative decoding with pipeline parallelism"):
+        engine.answer(
+            asked(
+                "meta-llama/Llama-3.1-8B",
+                "h100-sxm-80gb",
+                "0.5.9",
+                pp_size=2,
+                speculative_algorithm="NGRAM",
+            )
+        )

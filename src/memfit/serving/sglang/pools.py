@@ -10,7 +10,7 @@ from memfit.model.modules import Attention, Latent
 from memfit.serving.parts import Recurrent
 from memfit.serving.separate_drafts import token_values
 from memfit.serving.sglang.setup import Setup
-from memfit.serving.weights import kv_heads
+from memfit.serving.weights import kv_heads, layers_of
 
 # MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO (0.5.9 model_executor/model_runner_kv_cache_mixin.py,
 # 0.5.18 mem_cache/kv_cache_configurator.py)
@@ -48,7 +48,7 @@ def number_bytes(setup: Setup, values: int) -> int:
 def cells(setup: Setup) -> tuple[int, int]:
     """Bytes of one token over all full layers, and over all sliding ones."""
     full = sliding = 0
-    for layer in setup.model.layers:
+    for layer in layers_of(setup.rank, setup.model):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
@@ -76,7 +76,7 @@ def state_bytes(setup: Setup) -> int:
     wide = 2 if "16" in setup.state_dtype else 4
     return sum(
         (block.mixer.conv * setup.width + block.mixer.state * wide) // setup.rank.heads
-        for layer in setup.model.layers
+        for layer in layers_of(setup.rank, setup.model)
         for block in layer.blocks
         if isinstance(block.mixer, Recurrent)
     )
@@ -153,7 +153,7 @@ def draft_cell(setup: Setup) -> int:
         return number_bytes(setup, token_values(setup.separate, setup.rank.heads))
     cached = sum(
         isinstance(block.mixer, (Attention, Latent))
-        for layer in setup.model.layers
+        for layer in layers_of(setup.rank, setup.model)
         for block in layer.blocks
     )
     return sum(cells(setup)) * len(setup.draft) // cached if cached else 0

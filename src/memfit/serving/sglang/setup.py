@@ -147,8 +147,10 @@ def host_cache(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length: int) -> Rank:
-    """What one GPU has of the model."""
+    """What one GPU has of the model; of a pipeline the last, which has the most layers
+    (distributed/utils.py get_pp_indices, 0.5.9) and the output head."""
     options = question.options
+    pipeline, layers = int(options.get("pp_size") or 1), len(model.layers)
     tensor, copies = int(options.get("tp_size") or 1), int(options.get("dp_size") or 1)
     shared = bool(options.get("enable_dp_attention")) and copies > 1
     whole = str(options.get("moe_a2a_backend") or "none") != "none"
@@ -163,6 +165,8 @@ def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length
         width=width,
         scheme=scheme,
         positions=max(model.positions, length),
+        layers=(layers - -(-layers // pipeline), layers),
+        first=pipeline == 1,
         shared_whole=whole,
         table=1 if shared else 0,
         # logits_processor.py and ParallelLMHead(use_attn_tp_group=enable_dp_lm_head);
@@ -292,8 +296,8 @@ def missing_attention(model: Model) -> list[Problem]:
 def rank_problems(options: Mapping[str, Any], tensor: int, copies: int) -> list[Problem]:
     """Ranks that do not divide evenly: server_args.py asserts it of copies of attention, and
     parallel_state.py initialize_model_parallel splits ranks by owners of experts (0.5.9)."""
-    owners = int(options.get("ep_size") or 1)
-    return [
+    owners, stages = int(options.get("ep_size") or 1), int(options.get("pp_size") or 1)
+    found = [
         Problem(
             message=f"`--tp {tensor}` must be divisible by `--{flag} {ranks}`{beside}", where=name
         )
@@ -303,6 +307,12 @@ def rank_problems(options: Mapping[str, Any], tensor: int, copies: int) -> list[
         )
         if tensor % ranks
     ]
+    if stages > 1 and options.get("speculative_algorithm"):
+        # server_args.py check_server_args
+        message = f"`--pp {stages}`: SGLang has no speculative decoding with pipeline parallelism"
+        hint = "omit `--speculative-algorithm`, or use `--tp`"
+        found.append(Problem(message=message, where="pp_size", hint=hint))
+    return found
 
 
 def split_problems(model: Model, ranks: int) -> list[Problem]:
