@@ -107,6 +107,9 @@ def test_sglang_takes_a_draft_from_the_pool_since_0_5_15(tmp_path: Path) -> None
         ({"method": "mtp", "num_speculative_tokens": 1}, "has no layers that guess tokens"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "needs the draft's name"),
         ({"method": "medusa", "model": TARGET}, "`method: medusa` is not supported yet"),
+        ({"method": "mtp", "quantization": 8}, "`quantization: 8` must be a name"),
+        ({"model": TARGET, "quantization": "fp9"}, "`fp9` has nothing to read"),
+        ({"model": TARGET, "draft_tensor_parallel_size": 2}, "_size: 2` must be 1"),
     ],
 )
 def test_drafts_that_vllm_cannot_load(given: dict[str, Any], message: str) -> None:
@@ -141,3 +144,42 @@ def test_heads_of_a_draft_must_divide(tmp_path: Path) -> None:
     draft = folder(tmp_path / "draft", config)
     with pytest.raises(InputError, match="draft model's 6 attention heads"):
         vllm(speculative_config={"model": draft, "method": "eagle"}, tensor_parallel_size=4)
+
+
+def test_a_draft_is_quantized_as_its_own_option_says(tmp_path: Path) -> None:
+    """Linear layers in 8 bits: vLLM's by `speculative_config`, SGLang's as the target's are."""
+    draft = folder(tmp_path / "draft", LLAMA)
+    plain, eighth = (
+        vllm(speculative_config={"model": draft, "method": "eagle", **more}).figures["weights_gib"]
+        for more in ({}, {"quantization": "fp8"})
+    )
+    assert (plain - eighth) * 2**30 == pytest.approx(LAYER, rel=0.01)
+    options = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": draft}
+    same, own = (
+        next(
+            one.bytes
+            for one in sglang(quantization="fp8", **options, **more).pools
+            if one.name == "draft layers"
+        )
+        for more in ({}, {"speculative_draft_model_quantization": "unquant"})
+    )
+    assert own - same == pytest.approx(LAYER, rel=0.02)
+
+
+def test_ranks_of_a_draft_are_the_targets() -> None:
+    """vLLM refuses another number for a draft that is a model."""
+    draft = {"model": "meta-llama/Llama-3.2-1B-Instruct", "draft_tensor_parallel_size": 1}
+    with pytest.raises(InputError, match="`draft_tensor_parallel_size: 1` must be 2"):
+        vllm(speculative_config=draft, tensor_parallel_size=2)
+    vllm(speculative_config=draft)
+
+
+def test_a_model_of_many_layers_is_hardly_eagles_draft() -> None:
+    model = "meta-llama/Llama-3.2-1B-Instruct"
+    warned = vllm(speculative_config={"model": model, "method": "eagle"})
+    options = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": model}
+    for answer in (warned, sglang(**options)):
+        assert any("EAGLE's drafts have one layer" in one.message for one in answer.problems)
+    assert not any(
+        "EAGLE" in one.message for one in vllm(speculative_config={"model": model}).problems
+    )

@@ -3,7 +3,7 @@
 A draft model is whole: embedding, layers, head, cache. EAGLE's has layers behind a projection of
 the target's last hidden state and the next token's embedding, and takes the target's embedding and
 head. EAGLE-3's projects three hidden states, its attention reads the embedding beside them, and it
-has a head of its own over fewer tokens. DFlash's projects hidden states of several layers of the
+has its own head over fewer tokens. DFlash's projects hidden states of several layers of the
 target (vLLM 0.24.0 `model_executor/models/llama_eagle.py`, `llama_eagle3.py`, `qwen3_dflash.py`,
 `v1/spec_decode/llm_base_proposer.py` _maybe_share_embeddings).
 """
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.serving.base import Subject
-from memfit.serving.stored import scheme_of
+from memfit.serving.stored import ONLINE, Scheme, scheme_of
 from memfit.serving.weights import (
     Rank,
     attention_heads,
@@ -37,11 +37,12 @@ TOKEN = 8  # bytes of a token's number in EAGLE-3's table of draft tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A separate draft: what kind it is, its config, and its layers."""
+    """A separate draft: what kind it is, its config, its layers, and how its weights are kept."""
 
     kind: str
     config: Mapping[str, Any]
     model: Model
+    scheme: Scheme
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -71,24 +72,50 @@ def kind_of(method: str, subject: Subject) -> str:
     return EAGLE if "eagle" in name else MODEL
 
 
-def draft_of(method: str, name: str, subject: Subject | None, where: str) -> Draft:
-    """The draft as its config describes it, or an error that says what is missing."""
+def draft_of(
+    method: str,
+    name: str,
+    subject: Subject | None,
+    where: str,
+    quantization: object = None,
+    online: Mapping[str, Scheme] = ONLINE,
+) -> Draft:
+    """The draft as its config describes it, or an error that says what is missing; `quantization`
+    quantizes a plain one while it is loaded."""
     if subject is None or subject.model is None:
         raise InputError.one(
             f"the draft model `{name[:80]}` of speculative decoding is not known",
             where=where,
             hint="name a folder with its config.json, or a model that memfit can read",
         )
-    return Draft(kind=kind_of(method, subject), config=subject.config, model=subject.model)
+    problems: list[Problem] = []
+    scheme = scheme_of(subject.config, problems, method=quantization, online=online)
+    raise_errors([replace(one, where=where) for one in problems])
+    kind = kind_of(method, subject)
+    return Draft(kind=kind, config=subject.config, model=subject.model, scheme=scheme)
+
+
+def draft_notes(draft: Draft | None, where: str) -> list[Problem]:
+    """A warning about a draft that is hardly one of EAGLE's, which have one layer."""
+    if draft is None or draft.kind != EAGLE or len(draft.layers) == 1:
+        return []
+    return [
+        Problem(
+            level="warning",
+            message=f"EAGLE's drafts have one layer, and this one has {len(draft.layers)}: it is "
+            "counted as layers without an embedding and a head",
+            where=where,
+            hint="a smaller model that drafts alone is `draft_model` in vLLM, STANDALONE in SGLang",
+        )
+    ]
 
 
 def sizes(draft: Draft, target: Model, rank: Rank) -> Iterator[int]:
     """Bytes of every tensor of the draft on one rank, which splits it as it splits the target."""
     check_heads(draft, rank)
-    scheme = scheme_of(draft.config, [])
     own = replace(
         rank,
-        scheme=scheme,
+        scheme=draft.scheme,
         layers=(0, len(draft.layers)),
         first=True,
         last=True,
@@ -99,7 +126,7 @@ def sizes(draft: Draft, target: Model, rank: Rank) -> Iterator[int]:
         return
     width = draft.model.width
     for index, layer in enumerate(draft.layers):
-        kept = kept_names(layer, f"{draft.model.prefix}.{index}", scheme)
+        kept = kept_names(layer, f"{draft.model.prefix}.{index}", draft.scheme)
         yield from layer_sizes(layer, own, kept)
         if draft.kind == EAGLE3 and index == 0:
             yield from wider_inputs(layer, own)

@@ -147,8 +147,9 @@ def pools(setup: Setup, rest: int) -> Pools:
 
 
 def draft_cell(setup: Setup) -> int:
-    """A token in the cache of the draft layers: of a draft model of its own by its own heads, else
-    each as large as a layer of the model (pool_configurator.py, 0.5.15)."""
+    """Bytes of one token in the cache of the draft layers. A separate draft model has its own
+    heads; the model's own draft layers are as large as its others (pool_configurator.py,
+    0.5.15)."""
     if setup.separate is not None:
         return number_bytes(setup, token_values(setup.separate, setup.rank.heads))
     cached = sum(

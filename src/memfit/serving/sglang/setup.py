@@ -21,6 +21,7 @@ from memfit.serving.separate_drafts import (
     MODEL,
     Draft,
     draft_name,
+    draft_notes,
     draft_of,
 )
 from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
@@ -69,7 +70,7 @@ class Setup:
     host: int = 0  # bytes of the second cache in CPU memory, where they are given
     host_ratio: float = 0.0  # else a multiple of the GPU's cache
     draft: tuple[Layer, ...] = ()  # the model's own layers that guess tokens ahead
-    separate: Draft | None = None  # a draft model of its own
+    separate: Draft | None = None
     draft_in_pool: bool = False  # they count in the static share
     guesses: int = 0  # tokens ahead
     joint_states: bool = True  # states of guesses are part of the states' own share
@@ -101,6 +102,8 @@ def set_up(question: Question) -> Setup:
     problems += fraction_problems(options, fraction)
     raise_errors(problems)
     problems += uncounted(question, graphs)
+    separate = separate_draft(question)
+    problems += draft_notes(separate, "speculative_algorithm")
     length = int(options.get("context_length") or 0) or model.positions or 2048
     width = number_width(model, options.get("dtype"))
     return Setup(
@@ -125,7 +128,7 @@ def set_up(question: Question) -> Setup:
         tokens=int(options.get("max_total_tokens") or 0),
         **host_cache(options),
         draft=own_draft(question),
-        separate=separate_draft(question),
+        separate=separate,
         draft_in_pool=defaults_of(question.version).draft_in_pool,
         guesses=guesses_of(options),
         joint_states=defaults_of(question.version).draft_in_pool,
@@ -222,8 +225,8 @@ def own_draft(question: Question) -> tuple[Layer, ...]:
 
 
 def separate_draft(question: Question) -> Draft | None:
-    """The draft of its own that `--speculative-draft-model-path` names; an error where nothing is
-    known of it, or where the model has no layers that could guess."""
+    """The separate draft model that `--speculative-draft-model-path` names; an error where nothing
+    is known of it, or where the model has no layers that could guess."""
     options = question.options
     method = str(options.get("speculative_algorithm") or "").upper()
     name, where = draft_name(options), "speculative_algorithm"
@@ -238,7 +241,11 @@ def separate_draft(question: Question) -> Draft | None:
     if own_draft(question):
         return None
     if name:
-        return draft_of(METHODS[method], name, question.draft, where)
+        # server_args.py _handle_speculative_decoding: quantized as the target is unless told
+        told = options.get("speculative_draft_model_quantization")
+        method_of_both = None if told == "unquant" else options.get("quantization")
+        quantization = method_of_both if method_of_both in SGLANG_ONLINE else None
+        return draft_of(METHODS[method], name, question.draft, where, quantization, SGLANG_ONLINE)
     raise InputError.one(
         f"`--speculative-algorithm {method}`: `{question.subject.name[:80]}` has no layers that "
         "guess tokens",

@@ -10,7 +10,7 @@ from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
-from memfit.serving.separate_drafts import Draft
+from memfit.serving.separate_drafts import Draft, draft_notes
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
 from memfit.serving.vllm.images import Images, Step, image_problems, images
@@ -75,7 +75,7 @@ class Setup:
     sm: tuple[int, int] | None = None
     images: Images = Images()  # in the profiling run
     draft: tuple[Layer, ...] = ()  # the model's own layers that guess tokens ahead
-    separate: Draft | None = None  # a draft model of its own
+    separate: Draft | None = None
     guesses: int = 0  # tokens ahead
     state_pages: int = 1  # of a request's state in each layer
     every_state: bool = False  # a cached prefix keeps the state of each block
@@ -100,6 +100,7 @@ def set_up(question: Question) -> Setup:
     problems += count_problems(question, gpus)
     raise_errors(problems)
     separate = separate_draft(question)
+    problems += draft_notes(separate, "speculative_config")
     compiles = compiles_kernels(question, rules)
     batched, requests = step_sizes(question, rules, length)
     seen = seen_images(question, rules, width, (length, batched, requests))

@@ -9,7 +9,7 @@ from memfit.errors import InputError, Problem
 from memfit.model.modules import Layer
 from memfit.serving.base import Question
 from memfit.serving.drafts import draft_layers
-from memfit.serving.separate_drafts import KINDS, Draft, draft_name, draft_of
+from memfit.serving.separate_drafts import KINDS, MODEL, Draft, draft_name, draft_of
 from memfit.serving.vllm.images import NO_OBJECT, is_integer
 from memfit.serving.vllm.rules import Rules
 
@@ -78,6 +78,9 @@ def draft_problems(options: Mapping[str, Any]) -> list[Problem]:
         found.append(f"`model: {str(model)[:40]}` must be a name or a path")
     elif given and not method and model is None:
         found.append("neither `method` nor `model` says what guesses tokens")
+    quantization = given.get("quantization")
+    if quantization is not None and not (isinstance(quantization, str) and quantization):
+        found.append(f"`quantization: {str(quantization)[:40]}` must be a name")
     return [Problem(message=message, where=where, hint=hint) for message in found]
 
 
@@ -102,8 +105,8 @@ def method_of(options: Mapping[str, Any]) -> str:
 
 
 def separate_draft(question: Question) -> Draft | None:
-    """The draft of its own that `speculative_config` names; an error where nothing is known of it,
-    or where the model has no layers that could guess."""
+    """The separate draft model that `speculative_config` names; an error where nothing is known of
+    it, or where the model has no layers that could guess."""
     options, where = question.options, "speculative_config"
     given, method, name = options.get(where) or {}, method_of(options), draft_name(options)
     if not given or method in MODEL_FREE or question.draft_left_out:
@@ -127,4 +130,21 @@ def separate_draft(question: Question) -> Draft | None:
         raise InputError.one(
             f"`method: {method[:40]}` needs the draft's name under `model`", where=where
         )
-    return draft_of(method, name, question.draft, where)
+    draft = draft_of(method, name, question.draft, where, given.get("quantization"))
+    check_ranks(draft, given.get("draft_tensor_parallel_size"), question)
+    return draft
+
+
+def check_ranks(draft: Draft, ranks: object, question: Question) -> None:
+    """`draft_tensor_parallel_size` is the target's, or 1 of drafts that read its hidden states and
+    are split as it is all the same (config/speculative.py _verify_and_get_draft_tp,
+    v1/spec_decode/draft_model.py _raise_if_draft_tp_mismatch, 0.24.0)."""
+    tensor = int(question.options.get("tensor_parallel_size", 1))
+    allowed = (tensor,) if draft.kind == MODEL else (1, tensor)
+    if ranks is not None and ranks not in allowed:
+        raise InputError.one(
+            f"`draft_tensor_parallel_size: {str(ranks)[:40]}` must be "
+            f"{' or '.join(map(str, sorted(set(allowed))))}",
+            where="speculative_config",
+            hint="omit it: the draft is split as the model is",
+        )
