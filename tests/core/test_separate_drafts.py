@@ -183,3 +183,19 @@ def test_a_model_of_many_layers_is_hardly_eagles_draft() -> None:
     assert not any(
         "EAGLE" in one.message for one in vllm(speculative_config={"model": model}).problems
     )
+
+
+@pytest.mark.parametrize(("kind", "tables"), [("eagle", 2), ("eagle3", 1), ("dflash", 0)])
+def test_sglang_sizes_the_pool_beside_a_drafts_copies(
+    tmp_path: Path, kind: str, tables: int
+) -> None:
+    """EAGLE's embedding and head are there while the pool is sized, EAGLE-3's embedding; both are
+    freed afterwards."""
+    draft = folder(tmp_path / "draft", KINDS[kind][0])
+    options = {"speculative_algorithm": kind.upper(), "speculative_draft_model_path": draft}
+    plain = sglang(mem_fraction_static=0.8)
+    drafted = sglang(mem_fraction_static=0.8, **options)
+    pools = {one.name: one.bytes for one in drafted.pools}
+    beside = pools["draft layers"] + pools["KV cache of draft layers"]
+    freed = (plain.figures["kv_gib"] - drafted.figures["kv_gib"]) * 2**30 - beside
+    assert freed == pytest.approx(tables * 128256 * 4096 * 2, abs=2e6)

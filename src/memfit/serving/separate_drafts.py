@@ -140,6 +140,15 @@ def sizes(draft: Draft, target: Model, rank: Rank) -> Iterator[int]:
         yield table_rows(draft.model.vocab, rank, rank.tensor) * width * rank.width
 
 
+def copied(draft: Draft, target: Model, rank: Rank) -> int:
+    """Bytes of an embedding and a head that SGLang makes for the draft and frees once it takes the
+    target's (models/llama_eagle.py, llama_eagle3.py set_embed, 0.5.9)."""
+    if draft.kind not in (EAGLE, EAGLE3) or draft.model.width != target.width:
+        return 0
+    tables = 2 if draft.kind == EAGLE and not draft.model.tied else 1
+    return tables * table_rows(draft.model.vocab, rank, rank.tensor) * target.width * rank.width
+
+
 def projected(draft: Draft, target: Model) -> int:
     """Values that the projection in front of the layers reads."""
     if draft.kind == EAGLE:

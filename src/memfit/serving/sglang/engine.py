@@ -165,12 +165,14 @@ def failure_of(setup: Setup, made: Pools, weights: int, free: int) -> tuple[str,
 
 
 def draft_bytes(setup: Setup) -> tuple[int, int]:
-    """Bytes of the model's own draft layers, and of their copies of the embedding and the head,
-    which are there while the pool is sized and freed afterwards (eagle_worker.py, 0.5.15 to 0.5.18;
+    """Bytes of the draft, and of its copies of the embedding and the head, which are there while
+    the pool is sized and freed afterwards (eagle_worker.py, 0.5.15 to 0.5.18;
     sgl-project/sglang#36452)."""
     model, rank = setup.model, setup.rank
     if setup.separate is not None:
-        return allocate(list(separate_drafts.sizes(setup.separate, model, rank))).reserved, 0
+        sizes = separate_drafts.sizes(setup.separate, model, rank)
+        copies = separate_drafts.copied(setup.separate, model, rank)
+        return allocate(list(sizes)).reserved, copies
     if not setup.draft:
         return 0, 0
     rows = table_rows(model.vocab, rank, rank.tensor) * model.width * rank.width
