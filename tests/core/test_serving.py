@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.api.engine import serve
+from memfit.api.engine import from_command, serve
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
@@ -568,3 +568,25 @@ def test_the_worst_of_a_few_logs_is_not_hidden_by_their_p95() -> None:
     assert found["n"] == len(few) < 20
     assert found["p95"] == max(abs(one.error("weights_gib") or 0.0) for one in few)
     assert figures_of("weights_gib", []) is None
+
+
+@pytest.mark.parametrize("length", ["auto", "-1"])
+def test_vllm_fits_the_longest_request_where_it_is_asked_to(length: str) -> None:
+    """vLLM's own estimate of the longest request, in place of the error that names it."""
+    line = ["meta-llama/Llama-3.1-8B", "--max-model-len"]
+    found = from_command([*line, length], (), "vllm", {"gpu": "rtx-4090"})
+    whole = from_command(line[:1], (), "vllm", {"gpu": "rtx-4090"})
+    assert found.fits
+    assert found.figures["max_concurrency"] == pytest.approx(1, abs=0.001)
+    assert whole.remedy == f"--max-model-len {found.figures['max_concurrency_len']}"
+    large = from_command([*line, length], (), "vllm", {"gpu": "h100-sxm-80gb"})
+    assert large.figures["max_concurrency_len"] == 131072
+    for refused, version, message in (
+        (length, "0.11.0", "needs vLLM 0.14"),
+        ("0", "", "must be at least 1"),
+        ("-2", "", "must be at least -1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            from_command(
+                [*line, refused], (), "vllm", {"gpu": "rtx-4090", "engine_version": version}
+            )

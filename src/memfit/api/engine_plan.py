@@ -143,7 +143,14 @@ def fixed_problems(
 ) -> Iterator[Problem]:
     """Fixed options that contradict the load, or that a plan does not know yet."""
     length, needed = int(fixed.get(planned.length) or 0), load.length
-    if 0 < length < needed:
+    if length < 0:
+        yield Problem(
+            message=f"a plan sets `{planned.length}` to the load's {needed:,} tokens, so `auto` "
+            "has no use",
+            where=planned.length,
+            hint="omit it",
+        )
+    elif 0 < length < needed:
         yield Problem(
             message=f"a request of {needed:,} tokens is longer than `{planned.length} {length}`",
             where=planned.length,

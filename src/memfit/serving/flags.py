@@ -16,6 +16,7 @@ _SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kKmMgGtT]?)")
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 LARGEST = 1e15  # of numbers with a fraction: as GiB they are still finite
+AUTO = -1  # what `auto` is among sizes (vLLM's human_readable_int_or_auto)
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -131,6 +132,8 @@ def value_of(option: Option, text: str) -> Any:
         low = text.lower()
         return True if low in TRUE else False if low in FALSE else None
     if option.kind in ("int", "size"):
+        if text in option.choices:
+            return AUTO
         match = _SIZE.fullmatch(text)
         if match is None or (option.kind == "int" and (match[2] or "." in match[1])):
             return None

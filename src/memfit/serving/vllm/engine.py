@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError, Problem
@@ -160,6 +161,9 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
     free = device.total - before if device.free is None else device.free
     budget = int(device.total * setup.utilization)
     available = setup.cache_bytes or budget - sizes.taken
+    if setup.fitted:  # v1/core/kv_cache_utils.py _auto_fit_max_model_len, 0.24.0
+        longest = made.longest(available, setup.length, setup.batched)
+        setup = replace(setup, length=longest or setup.length)
     blocks = setup.blocks or made.blocks(available)
     cache = blocks * made.per_block
     failure, remedy = refusal(setup, device, free, budget, available, sizes, made)

@@ -124,7 +124,13 @@ OPTIONS = (
     option("pipeline_parallel_size", "int", "GPUs that share the layers", "-pp", "--pp", low=1),
     option("data_parallel_size", "int", "copies of the model", "-dp", "--dp", low=1),
     option("enable_expert_parallel", "flag", "whole experts on each GPU, not a slice of every one"),
-    option("max_model_len", "size", "tokens of the longest request [default: the model's own]"),
+    option(
+        "max_model_len",
+        "size",
+        "tokens of the longest request, or as many as fit [default: the model's own]",
+        choices=("auto",),
+        low=-1,
+    ),
     option("max_num_seqs", "int", "most requests in one step", low=1),
     option("max_num_batched_tokens", "size", "most tokens in one step", low=1),
     option(

@@ -52,6 +52,7 @@ class Rules:
     capped_steps: bool = False  # a step has no more tokens than all requests of full length
     expert_chunk: int = 0  # tokens that experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE); 0: all
     triton_experts: bool = False  # the wheel brings Triton's kernels for MXFP4 experts
+    fitted_length: bool = False  # `--max-model-len auto`: the longest request that fits
     flashinfer: bool = False  # FlashInfer is among the wheel's requirements
 
 
@@ -102,6 +103,7 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
     # multimodal/profiling.py counts get_num_embeds, not the length
     ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
+    ((0, 14, 0), {"fitted_length": True}),  # vllm-project/vllm#29431
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),

@@ -10,6 +10,7 @@ from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
+from memfit.serving.flags import AUTO
 from memfit.serving.separate_drafts import Draft, draft_notes
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
@@ -57,6 +58,7 @@ class Setup:
     copies: int
     gpus: int
     length: int
+    fitted: bool  # as much of it as fits
     requests: int
     batched: int
     utilization: float
@@ -95,7 +97,7 @@ def set_up(question: Question) -> Setup:
     scheme = scheme_by_rules(question, rules, problems)
     problems += split_problems(model, tensor, utilization)
     problems += image_problems(options) + draft_problems(options)
-    length = length_of(model, options, problems)
+    length = length_of(model, options, rules, problems)
     width = width_of(model, options, problems)
     problems += count_problems(question, gpus)
     raise_errors(problems)
@@ -117,6 +119,7 @@ def set_up(question: Question) -> Setup:
         copies=copies,
         gpus=gpus,
         length=length,
+        fitted=options.get("max_model_len") == AUTO,
         requests=requests,
         batched=batched,
         utilization=utilization,
@@ -329,11 +332,21 @@ def split_problems(model: Model, tensor: int, utilization: float) -> list[Proble
     return found
 
 
-def length_of(model: Model, options: Mapping[str, Any], problems: list[Problem]) -> int:
-    """`max_model_len`, which defaults to the model's limit."""
-    length = int(options.get("max_model_len", 0) or 0)
-    if length <= 0:
+def length_of(
+    model: Model, options: Mapping[str, Any], rules: Rules, problems: list[Problem]
+) -> int:
+    """`max_model_len`, which defaults to the model's limit and starts there where it is fitted."""
+    given = options.get("max_model_len")
+    if given == AUTO and not rules.fitted_length:
+        message = "`--max-model-len auto` needs vLLM 0.14 or newer"
+        problems.append(Problem(message=message, where="max_model_len"))
+    elif given == 0:
+        problems.append(
+            Problem(message="`--max-model-len 0` must be at least 1", where="max_model_len")
+        )
+    if not given or given == AUTO:
         return model.positions or 2048
+    length = int(given)
     if model.positions and length > model.positions:
         problems.append(
             Problem(
