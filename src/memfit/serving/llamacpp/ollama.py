@@ -14,12 +14,13 @@ from typing import Any
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Device, Option, Question, Subject
-from memfit.serving.llamacpp import engine as llamacpp
 from memfit.serving.llamacpp import rows
+from memfit.serving.llamacpp.engine import answered
 from memfit.serving.llamacpp.fit import fits
 from memfit.serving.llamacpp.memory import buffers
 from memfit.serving.llamacpp.named import subject as named_subject
 from memfit.serving.llamacpp.options import CACHE_TYPES
+from memfit.serving.llamacpp.setup import Run, set_up
 from memfit.serving.llamacpp.tags import resolve
 from memfit.serving.llamacpp.versions import LLAMA_SERVER, ollama_build, ollama_version
 from memfit.serving.result import ServingAnswer
@@ -156,9 +157,9 @@ class Ollama:
         given = question.options
         if "printed" in given:
             printed = replace(question, options=given["printed"])
-            run = llamacpp.set_up(printed, self.name, self.title, ollama_build(question.version))
+            run = set_up(printed, self.name, self.title, ollama_build(question.version))
             keeps = replace(run.settings, keeps_embeddings=version < LLAMA_SERVER)
-            return llamacpp.answered(on_one_gpu(replace(run, settings=keeps)))
+            return answered(on_one_gpu(replace(run, settings=keeps)))
         inner: dict[str, Any] = {
             name: given[name] for name in ("quant", "backend") if name in given
         }
@@ -181,16 +182,16 @@ class Ollama:
         if int(given.get("num_gpu", -1)) >= 0:
             inner["gpu_layers"] = str(given["num_gpu"])
         asked = replace(question, options=inner)
-        run = llamacpp.set_up(asked, self.name, self.title, ollama_build(question.version))
+        run = set_up(asked, self.name, self.title, ollama_build(question.version))
         settings = replace(run.settings, keeps_embeddings=not new)
         known = {"context", *(("gpu_layers",) if "gpu_layers" in inner else ())}
         run = replace(run, settings=settings, asked=frozenset(known))
         shown = question.version or f"with llama.cpp {run.version}"
-        answer = llamacpp.answered(on_one_gpu(replace(run, version=shown)))
+        answer = answered(on_one_gpu(replace(run, version=shown)))
         return replace(answer, command=command(question.subject.name, context, inner))
 
 
-def on_one_gpu(run: llamacpp.Run) -> llamacpp.Run:
+def on_one_gpu(run: Run) -> Run:
     """A model that fits one GPU is not spread over several (server/sched.go, llm/server.go)."""
     if len(run.devices) < 2 or not all(one.total for one in run.devices):
         return run
