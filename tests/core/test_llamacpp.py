@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.core.writers import pair, tensor, whole
 
+from memfit.api.engine import from_command
 from memfit.cli import main
 from memfit.errors import InputError, SourceError
 from memfit.model import catalog
@@ -451,3 +453,15 @@ def test_a_file_is_counted_by_its_own_types(tmp_path: Path) -> None:
     code, text = run(str(path), "--engine", "llamacpp", "-c", "256", "-np", "1")
     assert code == 0
     assert "CUDA0 KV buffer size =     0.06 MiB" in text
+
+
+def test_the_printed_command_places_everything_as_it_was_asked() -> None:
+    """Its own answer is the same."""
+    flags = shlex.split("-dev CUDA0,CUDA1 -ts 3,1 -ot '(up|down)_exps=CPU' -nkvo --no-mmap -c 8192")
+    options = {"gpu": "3xrtx-4090"}
+    asked = from_command(["qwen3-30b-a3b", *flags], (), "llamacpp", options)
+    name, printed = read_command(shlex.split(asked.command))
+    assert name.endswith("-Q4_K_M.gguf")
+    assert set(flags) <= set(printed)
+    again = from_command(["qwen3-30b-a3b", *printed], (), "llamacpp", options)
+    assert again.pools == asked.pools

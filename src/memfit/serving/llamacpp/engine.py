@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -241,5 +242,5 @@ def command(run: Run) -> str:
         words += ["-b", str(settings.batch), "-ub", str(settings.ubatch)]
     if (settings.cache_k, settings.cache_v) != ("f16", "f16"):
         words += ["-ctk", settings.cache_k, "-ctv", settings.cache_v]
-    words += ["-fa", "on" if settings.flash else "off"]
-    return " ".join(words)
+    words += ["-fa", "on" if settings.flash else "off", *run.placed]
+    return shlex.join(words)

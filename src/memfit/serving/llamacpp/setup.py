@@ -13,12 +13,26 @@ from memfit.model.sources.gguf import read_file
 from memfit.serving.base import Device, Question, Subject
 from memfit.serving.llamacpp.loading import from_config, from_file
 from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.options import OPTIONS
 from memfit.serving.llamacpp.placement import BACKENDS, Backend, Machine
 from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
 from memfit.units import MIB
 
 DEFAULT_QUANT = "Q4_K_M"  # what `-hf` looks for where no quantization is named (common/arg.cpp)
 QUESTIONS = ("longest_context", "most_slots")
+# Options that a printed command repeats as they were given.
+REPEATED = (
+    "devices",
+    "split_mode",
+    "split",
+    "overrides",
+    "mmproj",
+    "no_kv_offload",
+    "no_op_offload",
+    "no_mmap",
+    "swa_full",
+    "embedding",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +48,7 @@ class Run:
     settings: Settings
     machine: Machine
     devices: tuple[Device, ...]
+    placed: tuple[str, ...]  # flags of the placement, as the printed command repeats them
     asked: frozenset[str]  # options that the user set: `--fit` leaves them alone
     margin: int = 1024 * MIB
     fit: bool = True
@@ -93,6 +108,7 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         settings=settings,
         machine=machine,
         devices=devices,
+        placed=placement_flags(options),
         asked=frozenset(options),
         margin=int(options.get("margin", 1024)) * MIB,
         fit=options.get("fit", "on") == "on",
@@ -100,6 +116,16 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         questions=frozenset(one for one in QUESTIONS if options.get(one)),
         problems=tuple(remarks),
     )
+
+
+def placement_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of the options that say where everything lies."""
+    found: list[str] = []
+    for option in OPTIONS:
+        value = options.get(option.name)
+        if option.name in REPEATED and value:
+            found += [option.flags[0]] if option.kind == "flag" else [option.flags[0], str(value)]
+    return tuple(found)
 
 
 def tower_bytes(path: str) -> int:
