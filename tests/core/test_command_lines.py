@@ -96,3 +96,22 @@ def test_a_missing_gguf_file_is_read_by_its_name(capsys: pytest.CaptureFixture[s
     assert main([*words, "models/Qwen3-8B-UD-Q4_K_M-00001-of-00002.gguf"]) == 0
     assert "is not on this machine" in capsys.readouterr().out
     assert main([*words, "models/unheard-of.gguf"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("python", "names neither a serving engine nor a script", "memfit trace train.py"),
+        ("accelerate launch -m pkg.train", "names neither", "trace -- accelerate launch -m pkg"),
+        ("--gpu h100 uv run train", "names neither", "memfit trace -- uv run train"),
+        ("docker run lmsysorg/sglang:latest", "starts no serving engine", "lmsysorg/sglang"),
+        ("docker run --gpus all nginx", "starts no serving engine", "vllm/vllm-openai"),
+    ],
+)
+def test_a_command_that_starts_neither_engine_nor_script_is_told_so(
+    line: str, said: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert said in shown
+    assert hint in shown

@@ -28,7 +28,8 @@ class Pasted(NamedTuple):
 
 def pasted(words: Sequence[str]) -> list[str] | None:
     """The memfit command that a pasted one means; None where nothing was pasted. A script's raises
-    with the command that runs it: only `memfit trace` runs code."""
+    with the command that runs it: only `memfit trace` runs code. So does a launcher's or a
+    container's that starts neither."""
     found = taken_apart(words)
     if found is None:
         return None
@@ -40,7 +41,7 @@ def pasted(words: Sequence[str]) -> list[str] | None:
     script = next((word for word in found.command if word.endswith(SCRIPTS)), "")
     if script:
         raise InputError(scripted(found, script))
-    return None
+    raise InputError(unknown(found.command or words))
 
 
 def taken_apart(words: Sequence[str]) -> Pasted | None:
@@ -130,6 +131,20 @@ def unnamed(name: str) -> Problem:
         where="model",
         hint=f"`memfit estimate MODEL --engine {PROGRAMS[program(name)]} --gpu NAME`",
     )
+
+
+def unknown(command: Sequence[str]) -> Problem:
+    """What to say of a launcher or a container that starts neither an engine nor a script."""
+    line = shlex.join(command)
+    if program(command[0]) in CONTAINERS:
+        message = "starts no serving engine that memfit knows"
+        hint = f"images: {', '.join(IMAGES)}"
+    else:
+        message = "names neither a serving engine nor a script"
+        hint = "`memfit trace train.py` runs a script without a GPU"
+        if len(command) > 1:
+            hint = f"`memfit trace -- {line[:200]}` runs an installed command without a GPU"
+    return Problem(message=f"`{line[:80]}` {message}", where="model", hint=hint)
 
 
 def scripted(found: Pasted, script: str) -> Problem:
