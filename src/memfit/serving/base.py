@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -30,6 +30,33 @@ class Option:
     silent: bool = False  # read and passed over: it does not change the memory
     names_model: bool = False  # its value is the model, which may also stand alone
     supported: bool = True  # else refused: it changes the memory in ways not known yet
+
+
+def named(flag: str) -> str:
+    """The name of the option that a flag spells."""
+    return flag.lstrip("-").replace("-", "_")
+
+
+def plain_options(
+    *,
+    values: Iterable[str] = (),
+    flags: Iterable[str] = (),
+    words: Iterable[str] = (),
+    refused: Iterable[str] = (),
+    refused_flags: Iterable[str] = (),
+) -> tuple[Option, ...]:
+    """Options that an engine reads and passes over, with a value, without one and with several; and
+    those that it refuses, with a value and without one."""
+    passed = (("text", values), ("flag", flags), ("words", words))
+    return tuple(
+        Option(name=named(one), flags=(one,), help="", kind=kind, silent=True)
+        for kind, spelled in passed
+        for one in spelled
+    ) + tuple(
+        Option(name=named(one), flags=(one,), help="not supported yet", kind=kind, supported=False)
+        for kind, spelled in (("text", refused), ("flag", refused_flags))
+        for one in spelled
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.serving.base import Option
+from memfit.serving.base import Option, plain_options
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _SWITCH = ("on", "off", "auto")
@@ -240,19 +240,5 @@ _REFUSED_VALUED = """
 _REFUSED_PLAIN = """
 --spec-default -bs --backend-sampling --no-mmproj-offload --fim-qwen-7b-spec --fim-qwen-14b-spec
 """
-SILENT = tuple(
-    Option(name=flag.lstrip("-"), flags=(flag,), help="", silent=True)
-    for flag in (_VALUED + _OF_A_DRAFT).split()
-) + tuple(
-    Option(name=flag.lstrip("-"), flags=(flag,), help="", kind="flag", silent=True)
-    for flag in _PLAIN.split()
-)
-REFUSED = tuple(
-    Option(name=flag.lstrip("-"), flags=(flag,), help="not supported yet", supported=False)
-    for flag in _REFUSED_VALUED.split()
-) + tuple(
-    Option(
-        name=flag.lstrip("-"), flags=(flag,), help="not supported yet", kind="flag", supported=False
-    )
-    for flag in _REFUSED_PLAIN.split()
-)
+SILENT = plain_options(values=(_VALUED + _OF_A_DRAFT).split(), flags=_PLAIN.split())
+REFUSED = plain_options(refused=_REFUSED_VALUED.split(), refused_flags=_REFUSED_PLAIN.split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.serving.base import Option
+from memfit.serving.base import Option, plain_options
 from memfit.serving.sglang.passed_over import FLAGS, UNKNOWN, UNKNOWN_FLAGS, VALUES, WORDS
 
 KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1")
@@ -12,11 +12,6 @@ def option(name: str, kind: str, help: str, *short: str, **more: object) -> Opti
     """An option whose flag is its name."""
     flags = (f"--{name.replace('_', '-')}", *short)
     return Option(name=name, flags=flags, kind=kind, help=help, **more)  # type: ignore[arg-type]
-
-
-def named(flag: str) -> str:
-    """The name of the option that a flag spells."""
-    return flag[2:].replace("-", "_")
 
 
 SILENT = (
@@ -125,17 +120,7 @@ OPTIONS = (
         Option(name=name, flags=(f"--{name.replace('_', '-')}",), help="", kind="flag", silent=True)
         for name in SILENT_FLAGS
     ),
-    *(Option(name=named(one), flags=(one,), help="", silent=True) for one in VALUES),
-    *(Option(name=named(one), flags=(one,), help="", kind="flag", silent=True) for one in FLAGS),
-    *(Option(name=named(one), flags=(one,), help="", kind="words", silent=True) for one in WORDS),
-    *(
-        Option(name=named(one), flags=(one,), help="not supported yet", supported=False)
-        for one in UNKNOWN
-    ),
-    *(
-        Option(
-            name=named(one), flags=(one,), help="not supported yet", kind="flag", supported=False
-        )
-        for one in UNKNOWN_FLAGS
+    *plain_options(
+        values=VALUES, flags=FLAGS, words=WORDS, refused=UNKNOWN, refused_flags=UNKNOWN_FLAGS
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.serving.base import Option
+from memfit.serving.base import Option, plain_options
 from memfit.serving.vllm.passed_over import FLAGS, UNKNOWN, UNKNOWN_FLAGS, VALUES, WORDS
 
 KV_DTYPES = (
@@ -29,11 +29,6 @@ def silent(name: str, kind: str = "text") -> Option:
     return Option(
         name=name, flags=(f"--{name.replace('_', '-')}",), kind=kind, help="", silent=True
     )
-
-
-def named(flag: str) -> str:
-    """The name of the option that a flag spells."""
-    return flag[2:].replace("-", "_")
 
 
 SILENT = (
@@ -185,17 +180,7 @@ OPTIONS = (
     option("trust_remote_code", "flag", "no effect on memory; memfit never runs a model's code"),
     *(silent(name) for name in SILENT),
     *(silent(name, "flag") for name in SILENT_FLAGS),
-    *(Option(name=named(one), flags=(one,), help="", silent=True) for one in VALUES),
-    *(Option(name=named(one), flags=(one,), help="", kind="flag", silent=True) for one in FLAGS),
-    *(Option(name=named(one), flags=(one,), help="", kind="words", silent=True) for one in WORDS),
-    *(
-        Option(name=named(one), flags=(one,), help="not supported yet", supported=False)
-        for one in UNKNOWN
-    ),
-    *(
-        Option(
-            name=named(one), flags=(one,), help="not supported yet", kind="flag", supported=False
-        )
-        for one in UNKNOWN_FLAGS
+    *plain_options(
+        values=VALUES, flags=FLAGS, words=WORDS, refused=UNKNOWN, refused_flags=UNKNOWN_FLAGS
     ),
 )
