@@ -122,3 +122,31 @@ def test_a_colon_over_all_words_is_a_slice(torch: str, slices: int, of: dict[str
         if isinstance(event, Alloc) and event.op == "slice" and event.size >= 2 * 511 * 1024 * 4
     ]
     assert rows == [511, 512][-slices:] * 2  # two steps
+
+
+@pytest.mark.parametrize(
+    ("version", "copied", "peak"),
+    [("4.48", 511, None), ("4.57.3", 512, 596_669_952), ("5.0", 512, 529_473_024)],
+)
+def test_granite_moe_made_its_logits_fp32_until_5(
+    version: str, copied: int, peak: int | None
+) -> None:
+    """4.48.1 cut the logits that the model had made fp32; 4.57.3 hands them to the loss function,
+    which pads the labels, and returns them; 5.0 returns those of the product. Peaks by the trace of
+    4.57.3 and of 5.23, whose loops keep the outputs."""
+    found = estimate(
+        dict(families()["granitemoe"].examples[0]) | {"vocab_size": 32_000},
+        versions=f"transformers={version}",
+        framework="transformers",
+        batch=2,
+        seq=512,
+        keep_outputs=True,
+    )
+    probabilities = {
+        event.size
+        for event in found.memory.tape.events
+        if isinstance(event, Alloc) and event.op == "log_softmax"
+    }
+    assert probabilities == {2 * copied * 32_000 * 4}
+    if peak is not None:
+        assert found.memory.allocated == pytest.approx(peak, rel=2e-3)

@@ -45,7 +45,7 @@ WIDENED: dict[str, Version] = {
     "starcoder2": (4, 47),
     "mistral": (4, 48),
     "granite": (4, 48),
-    "granitemoe": (5, 0),
+    "granitemoe": (4, 49),
 }
 
 
@@ -79,6 +79,13 @@ def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     """The model made its logits fp32 itself, so only those stand beside the copy."""
     scores = wide(head.logits(hidden, model, bound, ctx), ctx)
     return shifted(scores, labels, ctx, scores)
+
+
+def padded(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """The model made its logits fp32 itself, and the loss function shifts the labels."""
+    scores = wide(head.logits(hidden, model, bound, ctx), ctx)
+    ctx.returned.append(scores)
+    return head.loss(scores, labels, model, ctx)
 
 
 def narrow(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
@@ -312,5 +319,11 @@ CHANGES: tuple[Change, ...] = (
         lambda family: family not in NARROW,
         replaced(plain=copied),
         "4.48.1 loss/loss_utils.py ForCausalLMLoss",
+    ),
+    Change(
+        (5, 0),
+        partial(eq, "granitemoe"),
+        replaced(plain=padded),
+        "4.49.0 and 4.57.3 models/granitemoe/modeling_granitemoe.py GraniteMoeForCausalLM.forward",
     ),
 )
