@@ -54,6 +54,7 @@ whole: setup           ## the fuzzer, every option by trace, the product of ever
 	MEMFIT_CASES=200000 $(BIN)/python -m pytest -s tests/core/test_fuzz.py $(ARGS)
 	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/conformance/test_options.py tests/torch/test_encoders.py \
 		tests/torch/test_capture.py tests/torch/test_label_heads.py tests/torch/test_public_scripts.py $(ARGS)
+	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/core/test_served.py $(ARGS)
 	MEMFIT_LOAD=20000 $(BIN)/python -m pytest tests/core/test_load.py $(ARGS)
 
 $(CACHE)/%/.setup: .ci/older/%.txt
@@ -85,6 +86,7 @@ docs: setup            ## write the reference and accuracy pages, and what the c
 	$(BIN)/python tools/stubs.py
 	$(BIN)/python tools/picture.py
 	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/served.py
 	$(BIN)/python tools/transcripts.py
 
 site: setup            ## the documentation as a site in build/site; broken links are errors
