@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from memfit.graph import Graph, Op, Template
 from memfit.graph.solve import Solver, Unsolved
-from memfit.lower.captured.operators import OPERATORS
-from memfit.lower.captured.run import embedded
+from memfit.lower.captured.run import embedded, operators
 from memfit.tape import Free
 from memfit.techniques.captured_graphs import is_buffer
 from memfit.trace import autocast, cuda, kernels_of
@@ -47,7 +46,7 @@ def templated(
             own = (passing or {}).get(name, ONLY_X)
             for number, op in enumerate(graph.ops):
                 masks = sorted(wanted(graph, own)[number])
-                if masks and (op.name not in OPERATORS or op.name in SPECIAL):
+                if masks and (op.name not in operators() or op.name in SPECIAL):
                     same = [one[number] for one in calls]
                     key = repr([(one.sample, masks) for one in same])
                     if key not in known:
@@ -73,7 +72,7 @@ def with_buffers(
             calls = [run[places[name]].calls for run in cut]
             ops = []
             for number, op in enumerate(graph.ops):
-                if op.name not in OPERATORS or op.name in SPECIAL:
+                if op.name not in operators() or op.name in SPECIAL:
                     same = [one[number] for one in calls]
                     key = repr([one.sample for one in same])
                     if key not in known:

@@ -151,14 +151,13 @@ class Evaluation:
             if name.startswith(CROSSING):
                 self.crossing.setdefault(makers[number], []).append((name, number))
         wide, leaves = upcasts(graph), embedded(graph)
-        # They import this module, and register themselves.
-        from memfit.lower.captured import encoder_operators  # noqa: F401
-        from memfit.lower.captured.operators import OPERATORS, other
+        from memfit.lower.captured.operators import other  # imports this module
 
+        performed = operators()
         self.steps = tuple(
             Step(
                 op=op,
-                perform=OPERATORS.get(op.name, other),
+                perform=performed.get(op.name, other),
                 silent=bool(op.attrs.get("no_grad", False)),
                 outs=tuple(self.specs[one] for one in op.outputs),
                 drops=tuple(until.get(number + 1, ())),
@@ -260,6 +259,14 @@ class Evaluation:
             for name, number in self.graph.outputs.items()
             if number in env and not name.startswith(CROSSING)
         }
+
+
+def operators() -> Mapping[str, Run]:
+    """Every operation that does not run by a template, with its code."""
+    from memfit.lower.captured import encoder_operators  # noqa: F401 - it registers itself
+    from memfit.lower.captured.operators import OPERATORS
+
+    return OPERATORS
 
 
 def specs_of(graph: Graph, dims: Dims) -> dict[int, Spec]:
