@@ -341,6 +341,37 @@ def test_reentrant_checkpoints_of_layers_that_read_earlier_ones_go_to_the_trace(
         estimate(build(config), job)
 
 
+@pytest.mark.parametrize("name", ["glm4v", "llama4", "qwen3_vl"])
+def test_a_head_is_tied_where_its_class_says_so(name: str) -> None:
+    """By the whole config, by that of the text, or by either of them."""
+    from memfit.trace.depth import shapes_of
+
+    for outer, inner in ((False, True), (True, False)):
+        config = unseen(ROWS[name])
+        text = {**config["text_config"], "tie_word_embeddings": inner}
+        config |= {"tie_word_embeddings": outer, "text_config": text}
+        ours = {one.name: one.shape for one in build(config).weights()}
+        assert ours == shapes_of(config, "image-text")
+
+
+def test_null_for_a_yes_of_the_captured_code_is_refused() -> None:
+    config = unseen(ROWS["falcon_h1"])
+    with pytest.raises(InputError, match="no captured graph of `falcon_h1` with `mamba_conv_bias`"):
+        build({**config, "mamba_conv_bias": None})
+
+
+def test_operations_that_have_code_have_no_template() -> None:
+    """What else a process had imported decided that once."""
+    from memfit.lower.captured.run import operators
+    from memfit.trace.samples import SPECIAL
+
+    for name in ("bert", "jais2", "t5"):
+        graphs = stored(name)["graphs"]
+        ops = [op for one in (graphs if name != "jais2" else graphs.values()) for op in one["ops"]]
+        assert not {op[0] for op in ops if len(op) > 5} & (operators().keys() - SPECIAL)
+        assert {op[0] for op in ops} & operators().keys()
+
+
 @pytest.mark.parametrize("name", ["lfm2", "bert"])
 def test_a_capture_says_how_many_operations_its_graphs_have(name: str) -> None:
     """Files of encoders list their graphs, which several names share."""

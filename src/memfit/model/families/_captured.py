@@ -75,6 +75,7 @@ class Row:
     sizes: tuple[tuple[int, int], ...] = ((3, 88), (7, 104), (11, 152))  # (batch, sequence length)
     active: Callable[[Fields], tuple[int, int]] | None = None  # (experts that run, experts)
     tied: bool = False
+    ties: str = ""  # the config that says so: the whole one, its "text", or "either" of them
     silent: tuple[str, ...] = ()  # fields that no code of these layers reads
     absent: tuple[str, ...] = ()  # fields that bring code which was not captured
     loops: tuple[str, ...] = ()  # dimensions that count iterations of its code
@@ -214,9 +215,9 @@ def model_of(
     row: Row, fields: Fields, data: Mapping[str, Any], graphs: Mapping[str, Graph]
 ) -> Model:
     """The model of a config: dimensions from the row, everything else from the file."""
-    tied = fields.flag("tie_word_embeddings", default=row.tied)
     said = fields.value("dtype", "torch_dtype", default=None) is not None
     outer, fields = fields, fields.section(row.text) if row.text else fields
+    tied = tied_of(row, outer, fields)
     towers = () if row.tower is None else row.tower(outer)
     if towers and any("ForCausalLM" in one for one in classes(outer)):
         outer.blame("architectures", f"no captured graph of `{row.name}` without its tower", TRACE)
@@ -275,6 +276,15 @@ def model_of(
     )
 
 
+def tied_of(row: Row, outer: Fields, text: Fields) -> bool:
+    """Whether the head is the embedding, by the config that the class asks."""
+    places = {"": (outer,), "text": (text,), "either": (outer, text)}[row.ties]
+    key = "tie_word_embeddings"
+    given = [one for one in places if key in one.config] or places[:1]
+    said = [one.flag(key, default=row.tied) for one in given]
+    return any(said)
+
+
 def last_of(row: Row, towers: Sequence[Weight]) -> str:
     """The module of a tower that comes behind the head."""
     held = {one.name for one in towers}
@@ -321,7 +331,8 @@ def unlike(
             )
     for key, value in data["assumed"].items():
         given = given_of(fields.config, key, value)
-        if (given != value or type(given) is not type(value)) and given is not None:
+        same = given == value and type(given) is type(value)
+        if not same and (given is not None or value is True):  # null is no
             text = json.dumps(given, default=str)[:40] if not big(given) else "a huge number"
             fields.blame(key, f"no captured graph of `{row.name}` with `{key}` = {text}", TRACE)
 

@@ -96,6 +96,7 @@ def row(name: str, sizes: Mapping[str, tuple[int, ...]], **how: Any) -> Row:
         name=name,
         examples=tuple(examples),
         text="text_config",
+        ties="either",
         tower=tower,
         own_positions=True,
         **how,

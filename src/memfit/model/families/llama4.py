@@ -100,6 +100,7 @@ def row(name: str, **changes: Any) -> Row:
     return Row(
         name=name,
         text="text_config",
+        ties="text",
         dims=dims,
         kinds=kinds,
         examples=tuple(
