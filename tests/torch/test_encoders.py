@@ -55,13 +55,15 @@ TARGETS = {"distilbert": "q_lin,v_lin"}  # PEFT trains `pre_classifier` whole be
 
 
 def unseen(row: ChainRow, head: str) -> dict[str, Any]:
-    """A configuration that is none of those captured: the first one with another vocabulary, with
-    the class's own dropout."""
+    """A configuration that is none of those captured: the first one with another vocabulary and
+    more layers, with the class's own dropout."""
     kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
     end = next(end for end, name in CLASSES.items() if name == head)
     labels = 2 if head == "question-answering" else 7
+    deeper = {row.depth: kept[row.depth] + 2} if row.depth else {}
     return {
         **kept,
+        **deeper,
         "dtype": "bfloat16",
         "vocab_size": row.examples[0]["vocab_size"] + 136,
         "num_labels": labels,

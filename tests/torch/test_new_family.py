@@ -109,6 +109,16 @@ def test_a_field_that_the_code_depends_on_is_refused() -> None:
             build({**config, **changes})
 
 
+def test_defaults_of_the_class_are_said() -> None:
+    config = unseen(CHAINS["roformer"], "classification")
+    before = build(config)
+    del config["type_vocab_size"]
+    model = build(config)
+    said = ("type_vocab_size", 2)
+    assert said not in before.assumed
+    assert said in model.assumed
+
+
 def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
     from memfit.api.new_family import NewFamily
 

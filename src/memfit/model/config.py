@@ -101,6 +101,11 @@ class Fields:
         }
         self.config = {**defaults, **self.config}
 
+    def complete(self, **defaults: Any) -> None:
+        """The same of keys that all count, whose values the answer names."""
+        self.taken |= {key: value for key, value in defaults.items() if key not in self.config}
+        self.assume(**defaults)
+
     def blame(self, key: str, message: str, hint: str = "", of: tuple[int, ...] = ()) -> None:
         """`of`: the numbers that do not go together; nobody chose a stand-in."""
         if any(isinstance(one, StandIn) for one in of):

@@ -23,6 +23,7 @@ from memfit.model.families._chains import CACHED, ENCODED, ChainRow, key_of
 from memfit.trace import samples
 from memfit.trace.capture import Run, forward_of
 from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
+from memfit.trace.depth import by_depth
 from memfit.trace.graph_files import assumed, solved_shape
 from memfit.trace.samples import trained_titles
 from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
@@ -68,7 +69,7 @@ def written(row: ChainRow) -> dict[str, Any]:
                     graphs.append(data)
                 index[key_of(name, head, masked, alone)] = known[text]
             if head not in heads:
-                heads[head] = of_head(found)
+                heads[head] = of_head(row, found, head)
             heads[head].setdefault(f"inputs{'+mask' if masked else ''}", inputs_of(found))
             first = first or found
     assert first is not None
@@ -98,7 +99,7 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
     dims: list[dict[str, int]] = []
     for config, (batch, seq, target, labels) in zip(row.examples, row.sizes, strict=True):
         batch = 1 if alone else batch
-        config = {**config, LABELS: SPANS if head == "question-answering" else labels}
+        config = labelled(config, head, labels)
         job = Job(
             task="pretrain",
             batch=batch,
@@ -136,6 +137,11 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
         graphs={name: with_rates(graph, row) for name, graph in graphs.items()},
         returned=returned_of(chains[0], kinds),
     )
+
+
+def labelled(config: Mapping[str, Any], head: str, labels: int) -> dict[str, Any]:
+    """The config of a model that tells so many labels apart."""
+    return {**config, LABELS: SPANS if head == "question-answering" else labels}
 
 
 # ------------------------------------------------------------------------------------------ graphs
@@ -262,7 +268,7 @@ def with_rates(graph: Graph, row: ChainRow) -> Graph:
 
 
 # ----------------------------------------------------------------------------------------- weights
-def of_head(found: Setting) -> dict[str, Any]:
+def of_head(row: ChainRow, found: Setting, head: str) -> dict[str, Any]:
     """The class of a head, its weights by the piece that holds them, and what the model returns."""
     first = found.runs[0]
     data: dict[str, Any] = {
@@ -274,7 +280,7 @@ def of_head(found: Setting) -> dict[str, Any]:
     }
     if first.head:
         data["head_shape"] = solved_shape(found.runs, first.head + ".weight", found.solver)
-    return data | {"weights": weights_of(found)}
+    return data | {"weights": weights_of(found, growing(row, found, head))}
 
 
 def shared_weights(found: Setting) -> list[str]:
@@ -293,7 +299,23 @@ def shared_weights(found: Setting) -> list[str]:
     return sorted({relative(name, layers[name]) for name in names})
 
 
-def weights_of(found: Setting) -> dict[str, Any]:
+def growing(row: ChainRow, found: Setting, head: str) -> Mapping[str, list[str | int]]:
+    """The weights outside of the layers that grow with the number of layers."""
+    if not row.depth:
+        return {}
+    configs = [
+        labelled(config, head, labels)
+        for config, (*_, labels) in zip(row.examples, row.sizes, strict=True)
+    ]
+    names = [
+        one.name
+        for one in found.runs[0].weights
+        if not (one.buffer or any(one.name.startswith(f"{layer}.") for layer in found.kinds))
+    ]
+    return by_depth(configs, row.depth, head, names, found.dims)
+
+
+def weights_of(found: Setting, deeper: Mapping[str, list[str | int]]) -> dict[str, Any]:
     tables = [{weight.name: weight for weight in run.weights} for run in found.runs]
     ends: dict[str, list[Any]] = {"start": [], "final": [], "buffers": []}
     layers: dict[str, list[Any]] = {}
@@ -301,6 +323,7 @@ def weights_of(found: Setting) -> dict[str, Any]:
     for weight, solved in solved_weights(found, tables):
         layer = next((one for one in found.kinds if weight.name.startswith(f"{one}.")), "")
         format = "model" if weight.format == found.runs[0].dtype else weight.format
+        solved = deeper.get(weight.name, solved)
         row = [weight.name, solved, weight.module, format, weight.buffer]
         if layer:
             kind = found.kinds[layer]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
@@ -15,9 +14,10 @@ from memfit.model.families import build
 from memfit.model.families._chains import ChainRow
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
-from memfit.trace import classes, trace_config
-from memfit.trace.program import configuration
+from memfit.trace import trace_config
+from memfit.trace.depth import shapes_of
 
+DEEPER = 2  # layers more than any captured model has
 WORST = 0.005  # of the peak that the trace has
 PRECISIONS = ("bf16", "fp32", "autocast-bf16", "fp16", "autocast-fp16")
 CASES: tuple[dict[str, Any], ...] = (
@@ -29,12 +29,13 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]:
-    """A config with sizes of its own, the class's rates of dropout and another number of labels."""
+    """A config with sizes of its own, more layers and labels, and the class's rates of dropout."""
     kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
     end = next(end for end, name in CLASSES.items() if name == head)
     return {
         **kept,
         **sizes,
+        row.depth: kept[row.depth] + DEEPER,
         "dtype": "bfloat16",
         "num_labels": 2 if head == "question-answering" else 7,
         "architectures": [end],
@@ -54,10 +55,7 @@ def off(config: Mapping[str, Any], job: Job) -> float:
 
 def unlike_parameters(config: Mapping[str, Any], head: str) -> str:
     """The first parameter that differs from those of transformers' class; empty where none does."""
-    own = configuration(config, None)
-    with torch.device("meta"):
-        theirs = classes.builder(head, own).from_config(own)
-    expected = {key: tuple(one.shape) for key, one in theirs.named_parameters()}
+    expected = shapes_of(config, head)
     found = {one.name: one.shape for one in build(config).weights()}
     names = expected.keys() | found.keys()
     return min((one for one in names if expected.get(one) != found.get(one)), default="")

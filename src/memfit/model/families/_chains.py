@@ -28,6 +28,7 @@ from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
 
 CACHED = "cached_"  # begins the names of keys and values in a layer's graph
 ENCODED = "encoded"  # the encoder's result, where nothing stands between it and the decoder
+LAYERS = "layers"  # the dimension that counts them
 ENDLESS = 2**40  # positions of a model that looks at distances
 # What PEFT trains whole beside adapters (peft 0.21 peft_model.py
 # PeftModelForSequenceClassification, -TokenClassification, -QuestionAnswering).
@@ -58,6 +59,7 @@ class ChainRow:
     checkpoints: bool = True  # the class supports gradient checkpointing
     silent: tuple[str, ...] = ()
     casting: tuple[str, ...] = ()  # as of `Model`
+    depth: str = ""  # the field of the number of layers, which the capture varies
     refused: tuple[str, ...] = ()  # precisions in which other code runs
     absent: tuple[str, ...] = ()
     positions: str = "max_position_embeddings"
@@ -168,7 +170,7 @@ def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:
 
 def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     """The model of a config: dimensions from the row, everything else from the file."""
-    fields.assume(**row.defaults)
+    fields.complete(**row.defaults)
     dims, kinds = row.dims(fields), list(row.kinds(fields))
     labels = labels_of(fields)
     classes(fields)
@@ -190,7 +192,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
             where="config",
             hint=TRACE,
         )
-    dims = {**data["constants"], **dims, "labels": labels}
+    dims = {**data["constants"], **dims, "labels": labels, LAYERS: len(kinds)}
     weights = data["heads"][head]["weights"]
     parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
     layers = {

@@ -57,6 +57,7 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         positions=data["positions"],
         limited=data["limited"],
         before=data["before"],
+        depth=data["layers"],
         refused=tuple(data["refused"]),
         defaults=data["defaults"],
     )
