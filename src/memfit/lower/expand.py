@@ -79,6 +79,12 @@ class Expansion:
         self.blocks: dict[
             tuple[int, tuple[int, int], tuple[Any, ...]], list[int]
         ] = {}  # by layer, visit and kind
+        self.at_home = {
+            event.id
+            for first, last, *_ in repeats
+            for event in events[first:last]
+            if type(event) is Free
+        }  # what the middle layer frees itself, if it is its own
         self.fresh = 0
         self.once: dict[int, int] = {}  # new numbers of blocks that stand once
         self.many: dict[int, Copies] = {}
@@ -195,7 +201,7 @@ class Expansion:
         # The layer that runs first may make one more, in front: what is fetched ahead for the
         # others.
         place = born.place + len(like) - len(mine)
-        if place < 0:
+        if place < 0 or like[place] in self.at_home:  # the first layer alone lets it go so soon
             raise Unclear
         return event, Given(self.many[like[place]], self.once.get(id, -1), -1 if third == 0 else 1)
 
