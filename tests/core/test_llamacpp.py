@@ -120,9 +120,33 @@ def test_the_shortened_graph_has_the_peak_of_the_whole(monkeypatch: pytest.Monke
         (named("deepseek-ai/DeepSeek-V2-Lite", "Q4_K_M"), Settings(context=8192, flash=False)),
     ]
     short = [buffers(model, settings, machine(gpus=2)).compute for model, settings in cases]
-    monkeypatch.setattr(memory, "enough_layers", lambda model, *_: list(range(model.layers)))
+    monkeypatch.setattr(memory, "enough_layers", lambda alike: list(range(len(alike))))
     whole = [buffers(model, settings, machine(gpus=2)).compute for model, settings in cases]
     assert short == whole
+
+
+def test_what_a_search_remembers_of_a_model_is_what_a_fresh_one_has() -> None:
+    """Sizes are remembered by what they depend on: experts and layers on the CPU, context, GPUs."""
+    for name in ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-8B"):
+        asked = [
+            (Settings(context=8192, **more), machine(gpus=gpus))
+            for gpus in (1, 2)
+            for more in (
+                {},
+                {"cpu_moe": 1},
+                {"cpu_moe": 20},
+                {"cpu_moe": 40},
+                {"gpu_layers": 0},
+                {"gpu_layers": 20},
+                {"gpu_layers": 32},
+                {"overrides": (("ffn_down", "CPU"),)},
+                {"flash": False},
+            )
+        ]
+        one = named(name, "Q4_K_M")
+        found = [buffers(one, *each) for each in asked]
+        assert found == [buffers(named(name, "Q4_K_M"), *each) for each in asked]
+        assert len({str(each) for each in found}) > 10
 
 
 @pytest.mark.parametrize(

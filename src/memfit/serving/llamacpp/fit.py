@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memfit.lazy_dataclass import dataclass
-from memfit.serving.llamacpp.memory import Buffers, buffers
+from memfit.serving.llamacpp.memory import Buffers, buffers, storage, with_compute
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import Machine
 from memfit.serving.llamacpp.settings import Settings
@@ -31,6 +31,13 @@ def fits(held: Buffers, machine: Machine, margin: int = 0) -> bool:
     return all(
         held.on(name) + margin <= machine.free[index] for index, name in enumerate(machine.devices)
     )
+
+
+def works(model: GgufModel, settings: Settings, machine: Machine, margin: int = 0) -> bool:
+    """Whether these settings fit. Graphs take most of the time, and are left out where weights and
+    caches alone are too large."""
+    held = storage(model, settings, machine)
+    return fits(held.buffers, machine, margin) and fits(with_compute(held), machine, margin)
 
 
 def fitted(
@@ -71,7 +78,7 @@ def longest_context(
 
     def good(steps: int) -> bool:
         one = replace(settings, context=steps * STEP)
-        return fits(buffers(model, one, machine), machine, margin)
+        return works(model, one, machine, margin)
 
     found = largest(SHORTEST // STEP, max(SHORTEST, most) // STEP, good)
     return 0 if found * STEP < SHORTEST else found * STEP
@@ -83,7 +90,7 @@ def most_slots(model: GgufModel, settings: Settings, machine: Machine) -> int:
 
     def good(slots: int) -> bool:
         one = replace(settings, context=each * slots, parallel=slots, unified=False)
-        return fits(buffers(model, one, machine), machine)
+        return works(model, one, machine)
 
     return max(0, largest(1, MOST_SLOTS, good))
 
@@ -100,7 +107,7 @@ def offloaded(
 
         def spared(gpu: int) -> bool:
             one = replace(settings, cpu_moe=layers - gpu)
-            return fits(buffers(model, one, machine), machine, margin)
+            return works(model, one, machine, margin)
 
         on_gpu = largest(0, layers, spared)
         if on_gpu >= 0:
@@ -109,7 +116,7 @@ def offloaded(
 
     def good(count: int) -> bool:
         one = replace(settings, gpu_layers=count)
-        return fits(buffers(model, one, machine), machine, margin)
+        return works(model, one, machine, margin)
 
     count = largest(0, layers + 1, good)
     return None if count < 0 else replace(settings, gpu_layers=count)

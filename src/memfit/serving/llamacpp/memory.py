@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from memfit.errors import InputError
@@ -42,7 +42,18 @@ def known(arch: str) -> bool:
     return arch in RECIPES
 
 
-def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Weights, caches and states of one run, before its graph is looked at."""
+
+    model: GgufModel
+    settings: Settings
+    machine: Machine
+    places: Places
+    buffers: Buffers
+
+
+def storage(model: GgufModel, settings: Settings, machine: Machine) -> Storage:
     if not known(model.arch):
         raise InputError.one(
             f"llama.cpp's graph of the architecture `{model.arch}` is not supported yet",
@@ -55,19 +66,28 @@ def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
         settings = replace(settings, embedding=True, batch=settings.ubatch)
     places = place(model, settings, machine)
     caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
-    pipeline = pipelined(model, settings, machine, places)
-    compute, splits = compute_buffers(model, settings, machine, places, pipeline=pipeline)
-    return Buffers(
+    found = Buffers(
         model=model_buffers(model, places, machine),
         kv=_by_device(places, caches, lambda one: 0 if one.slides else one.kv),
         kv_window=_by_device(places, caches, lambda one: one.kv if one.slides else 0),
         state=_by_device(places, caches, lambda one: one.state),
-        compute=compute,
         output=output_bytes(model, settings),
         layers=places.layers,
-        pipeline=pipeline,
-        splits=splits,
     )
+    return Storage(model=model, settings=settings, machine=machine, places=places, buffers=found)
+
+
+def with_compute(one: Storage) -> Buffers:
+    """All buffers, those that the graph needs among them."""
+    pipeline = pipelined(one.model, one.settings, one.machine, one.places)
+    compute, splits = compute_buffers(
+        one.model, one.settings, one.machine, one.places, pipeline=pipeline
+    )
+    return replace(one.buffers, compute=compute, pipeline=pipeline, splits=splits)
+
+
+def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
+    return with_compute(storage(model, settings, machine))
 
 
 def _by_device(places: Places, caches: list[LayerCache], part: object) -> dict[str, int]:
@@ -103,8 +123,31 @@ def pipelined(model: GgufModel, settings: Settings, machine: Machine, places: Pl
 def compute_buffers(
     model: GgufModel, settings: Settings, machine: Machine, places: Places, *, pipeline: bool
 ) -> tuple[dict[str, int], int]:
-    """The graph allocator's result for the largest batch (`graph_reserve`)."""
-    order = enough_layers(model, settings, places)
+    """The graph allocator's result for the largest batch (`graph_reserve`), and the parts that the
+    graph is split into. They depend on what differs from layer to layer, not on which layers that
+    is; so they are the same for most numbers of layers on the CPU."""
+    alike = [signature(model, settings, places, layer) for layer in range(model.layers)]
+    order = enough_layers(alike)
+    key = (
+        replace(settings, gpu_layers=0, cpu_moe=0, overrides=(), split=()),
+        settings.gpu_layers > model.number("block_count"),
+        tuple(alike[layer] for layer in order),
+        tuple(places.tensors[one.name] for one in model.of_layer(-1)),
+        places.output,
+        machine,
+        pipeline,
+    )
+    return model.once(key, lambda: reserved(model, settings, machine, places, order, pipeline))
+
+
+def reserved(
+    model: GgufModel,
+    settings: Settings,
+    machine: Machine,
+    places: Places,
+    order: list[int],
+    pipeline: bool,
+) -> tuple[dict[str, int], int]:
     builder = Builder(model, settings, places, window_cells(model, settings), order)
     graphs.build(builder)
     scheduler = Scheduler(
@@ -118,10 +161,10 @@ def compute_buffers(
     return scheduler.schedule(builder.graph), scheduler.splits
 
 
-def enough_layers(model: GgufModel, settings: Settings, places: Places) -> list[int]:
+def enough_layers(alike: Sequence[object]) -> list[int]:
     """Layers that a graph needs to show its peak: the allocator's state repeats from one equal
-    layer, or group of layers, to the next, so three in a row stand for all that follow."""
-    alike = [signature(model, settings, places, layer) for layer in range(model.layers)]
+    layer, or group of layers, to the next, so three in a row stand for all that follow. `alike`:
+    what tells each of the model's layers apart."""
     kept: list[int] = []
     at, count = 0, len(alike)
     while at < count:
@@ -143,19 +186,16 @@ LONGEST_PERIOD, ENOUGH = 8, 3
 def signature(model: GgufModel, settings: Settings, places: Places, layer: int) -> object:
     """What tells layers apart for the allocator: their tensors' shapes and places, and, where the
     weights of the CPU are copied, their types."""
-    prefix = f"blk.{layer}."
-    shapes = tuple(
-        (
-            tensor.name.removeprefix(prefix),
-            tensor.sizes,
-            place := places.tensors[tensor.name],
-            tensor.type.name if place == HOST else "",
-        )
-        for tensor in model.of_layer(layer)
+    tensors = model.of_layer(layer)
+    homes = tuple(places.tensors[tensor.name] for tensor in tensors)
+    types = tuple(
+        tensor.type.name if home == HOST else ""
+        for tensor, home in zip(tensors, homes, strict=True)
     )
+    shapes = model.shapes.get(layer, ())
     heads = (model.heads(layer), model.kv_heads(layer))
     turned = (model.slides(layer), graphs.rotates(model, layer))
-    return (*heads, *turned, places.layers[layer], places.caches[layer], shapes)
+    return (*heads, *turned, places.layers[layer], places.caches[layer], shapes, homes, types)
 
 
-__all__ = ["Buffers", "buffers", "compute_buffers", "known", "replace"]
+__all__ = ["Buffers", "buffers", "compute_buffers", "known", "replace", "storage", "with_compute"]

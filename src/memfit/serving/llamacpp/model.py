@@ -3,13 +3,15 @@ their types."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GgmlType
 
+T = TypeVar("T")
 Number = int | float | bool | str
 Fact = Number | tuple[Number, ...]
 
@@ -50,6 +52,18 @@ class GgufModel:
     facts: Mapping[str, Fact]
     tensors: tuple[GgufTensor, ...] = field(repr=False)
     origin: str = ""
+
+    @cached_property
+    def _known(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, remembered by all that it depends on beside the model: a search for settings
+        that fit asks for the same again and again."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     @cached_property
     def by_name(self) -> Mapping[str, GgufTensor]:
@@ -122,14 +136,22 @@ class GgufModel:
         return sum(tensor.bytes for tensor in self.tensors)
 
     @cached_property
-    def _layered(self) -> Mapping[int, tuple[GgufTensor, ...]]:
+    def layered(self) -> Mapping[int, tuple[GgufTensor, ...]]:
         found: dict[int, list[GgufTensor]] = {}
         for tensor in self.tensors:
             found.setdefault(tensor.layer, []).append(tensor)
         return {layer: tuple(tensors) for layer, tensors in found.items()}
 
     def of_layer(self, layer: int) -> tuple[GgufTensor, ...]:
-        return self._layered.get(layer, ())
+        return self.layered.get(layer, ())
+
+    @cached_property
+    def shapes(self) -> Mapping[int, tuple[tuple[str, tuple[int, ...]], ...]]:
+        """Names within the layer, and sizes, of the tensors of each layer."""
+        return {
+            layer: tuple((one.name.removeprefix(f"blk.{layer}."), one.sizes) for one in tensors)
+            for layer, tensors in self.layered.items()
+        }
 
 
 # Every n-th layer sees all, the others a window; `True`: the first of each n instead of the last.

@@ -92,35 +92,35 @@ def layer_devices(model: GgufModel, settings: Settings, machine: Machine) -> lis
     return [device(layer) for layer in range(layers + 1)]
 
 
-def overridden(name: str, settings: Settings) -> str | None:
-    """The buffer that a flag demands for a tensor."""
+def overridden(name: str, layer: int, settings: Settings) -> str | None:
+    """The buffer that a flag demands for a tensor of a layer (-1: of none)."""
     for pattern, place in settings.overrides:
         if re.search(pattern, name):
             return place
-    if settings.cpu_moe and EXPERTS.search(name):
-        layer = int(name.split(".", 2)[1])
-        if layer < settings.cpu_moe:
-            return HOST
-    return None
+    return HOST if 0 <= layer < settings.cpu_moe and EXPERTS.search(name) else None
 
 
 def place(model: GgufModel, settings: Settings, machine: Machine) -> Places:
     layers = layer_devices(model, settings, machine)
     output = layers[-1]
 
-    def home(tensor: GgufTensor) -> str:
-        asked = overridden(tensor.name, settings)
+    def home(tensor: GgufTensor, layer: int) -> str:
+        asked = overridden(tensor.name, layer, settings)
         if asked is not None:
             return asked if asked in machine.devices else HOST
-        if tensor.name.startswith(INPUTS):
+        if layer < 0 and tensor.name.startswith(INPUTS):
             return HOST
-        if tensor.name.startswith(ENDS):
+        if layer < 0 and tensor.name.startswith(ENDS):
             return output
-        return layers[max(0, tensor.layer)]
+        return layers[max(0, layer)]
 
     caches = [one if settings.kv_offload else HOST for one in layers[:-1]]
     return Places(
-        tensors={tensor.name: home(tensor) for tensor in model.tensors},
+        tensors={
+            tensor.name: home(tensor, layer)
+            for layer, tensors in model.layered.items()
+            for tensor in tensors
+        },
         layers=tuple(layers[:-1]),
         caches=tuple(caches),
         output=output,
@@ -134,10 +134,12 @@ def model_buffers(model: GgufModel, places: Places, machine: Machine) -> dict[st
     pools = machine.pools
     if machine.backend.maps_file:
         return mapped(model, places, machine)
-    for tensor in model.tensors:
-        if tensor.layer < model.layers:  # layers that predict further tokens are not loaded
-            device = places.tensors[tensor.name]
-            held[device] += stored_bytes(tensor, pools[device])
+    sizes = {device: sizes_in(model, pools[device]) for device in held}
+    for layer, tensors in model.layered.items():
+        if layer < model.layers:  # layers that predict further tokens are not loaded
+            for tensor in tensors:
+                device = places.tensors[tensor.name]
+                held[device] += sizes[device][tensor.name]
     if "output.weight" not in model.by_name and places.output != HOST:
         table = model.by_name.get("token_embd.weight")
         if table is not None:
@@ -172,6 +174,13 @@ def in_file_order(model: GgufModel) -> list[GgufTensor]:
 
 
 ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
+
+
+def sizes_in(model: GgufModel, pool: Pool) -> Mapping[str, int]:
+    """Bytes of each tensor on a device that places tensors as `pool` does."""
+    return model.once(
+        ("sizes", pool), lambda: {one.name: stored_bytes(one, pool) for one in model.tensors}
+    )
 
 
 def stored_bytes(tensor: GgufTensor, pool: Pool) -> int:
