@@ -83,10 +83,24 @@ class Kind(type):
         """The step of a range is not 0."""
         return 1
 
+    __int__ = __index__
+
+    def __float__(cls) -> float:
+        return 1.0
+
+    def __iter__(cls) -> Any:
+        return iter(())
+
+    def __format__(cls, spec: str) -> str:
+        return format(1, spec) if spec else ""
+
+    def __fspath__(cls) -> str:
+        return "."
+
 
 def number(value: Any) -> Any:
-    """What a `Nothing` is to arithmetic."""
-    return operator.index(value) if isinstance(value, Nothing) else value
+    """What a stand-in is to arithmetic: 0, or 1 for a constant of the package."""
+    return operator.index(value) if isinstance(value, (Nothing, Kind)) else value
 
 
 def compared(name: str) -> Any:
@@ -98,6 +112,8 @@ def compared(name: str) -> Any:
 
 def reckoned(name: str, *, turned: bool = False) -> Any:
     def reckon(self: Any, other: Any) -> Any:
+        if isinstance(other, (str, bytes, list, tuple)):
+            return other  # a text or a list, to which the stand-in adds nothing
         try:
             pair = (number(self), number(other))
             return getattr(operator, name)(*(reversed(pair) if turned else pair))
@@ -166,13 +182,6 @@ class Nothing(metaclass=Kind):
     __hash__ = object.__hash__
     __eq__, __ne__ = compared("eq"), compared("ne")
     __lt__, __le__, __gt__, __ge__ = (compared(name) for name in ("lt", "le", "gt", "ge"))
-    __add__, __radd__ = reckoned("add"), reckoned("add", turned=True)
-    __sub__, __rsub__ = reckoned("sub"), reckoned("sub", turned=True)
-    __mul__, __rmul__ = reckoned("mul"), reckoned("mul", turned=True)
-    __mod__, __rmod__ = reckoned("mod"), reckoned("mod", turned=True)
-    __pow__, __rpow__ = reckoned("pow"), reckoned("pow", turned=True)
-    __truediv__, __rtruediv__ = reckoned("truediv"), reckoned("truediv", turned=True)
-    __floordiv__, __rfloordiv__ = reckoned("floordiv"), reckoned("floordiv", turned=True)
 
     def __str__(self) -> str:
         return ""
@@ -182,6 +191,12 @@ class Nothing(metaclass=Kind):
 
     def __fspath__(self) -> str:
         return "."
+
+
+for called in ("add", "sub", "mul", "mod", "pow", "truediv", "floordiv"):
+    for one in (Kind, Nothing):
+        setattr(one, f"__{called}__", reckoned(called))
+        setattr(one, f"__r{called}__", reckoned(called, turned=True))
 
 
 def needed() -> bool:

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,14 @@ def plain(cell: str) -> str:
     return "\n".join(found)
 
 
-def script(path: Path) -> str:
-    """The path of a script with the notebook's code."""
+def script(path: Path, folder: str) -> str:
+    """The path of a script with the notebook's code, in this folder."""
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         code = ["".join(one["source"]) for one in cells if one["cell_type"] == "code"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError.one(f"`{path}` is no notebook", where="script") from None
-    made = Path(tempfile.mkdtemp()) / f"{path.stem}.py"
+    made = Path(folder) / f"{path.stem}.py"
     made.write_text("\n\n".join(plain(one) for one in code) + "\n", encoding="utf-8")
     return str(made)
 

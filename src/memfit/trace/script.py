@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,7 +202,10 @@ def execute(script: Path, request: Request, ranks: launched_ranks.Ranks) -> None
         launchers.run_module(request.module, request.arguments, request.script)
     else:
         own = script.suffix == ".ipynb"
-        path = notebooks.script(script) if own else request.script
+        path = request.script
+        if own:
+            folder = ranks.stack.enter_context(tempfile.TemporaryDirectory())
+            path = notebooks.script(script, folder)
         names = notebooks.NAMES if own else {}
         launchers.run_file(path, request.arguments, home=script, names=names)
 
