@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem
 from memfit.trace import cuda
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
         key, _, value = rest.pop(0).partition("=")
         if value or key != "env":
             os.environ[key] = value
+    rest = unwrapped(rest)
     name = Path(rest[0]).name if rest else ""
     if name in MODULES:
         cuda.HERE.count = max(cuda.HERE.count, processes(rest[1:]))
@@ -45,6 +46,8 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
         return deepspeed(rest[1:], ranks)
     if name in COUNTED:
         return counted(name, rest[1:], ranks)
+    if name.endswith(".py"):
+        return run_file(rest[0], rest[1:])
     if not PYTHON.match(name) and rest[0] != sys.executable:
         return run_command(name, rest[1:])
     rest = rest[1:]
@@ -55,6 +58,23 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
             return run_launcher(rest[1], rest[2:], rest[1], ranks)
         return run_module(rest[1], rest[2:])
     return run_file(rest[0], rest[1:])
+
+
+# Words that start the command behind them unchanged.
+WRAPPERS = (["nohup"], ["time"], *([one, "run"] for one in ("uv", "poetry", "pdm", "pipenv")))
+
+
+def unwrapped(words: list[str]) -> list[str]:
+    """The command behind `nohup`, `uv run` and similar words."""
+    found = next((one for one in WRAPPERS if words[: len(one)] == one), None)
+    if found is None:
+        return words
+    rest = words[len(found) :]
+    if not rest or rest[0].startswith("-"):
+        message = f"`{' '.join(found)}` is followed by no command that a trace can start"
+        hint = "put the command behind it, without its options, after `memfit trace --`"
+        raise InputError.one(message, where="launcher", hint=hint)
+    return unwrapped(rest)
 
 
 def run_launcher(module: str, words: Sequence[str], name: str, ranks: Ranks) -> None:
@@ -204,19 +224,52 @@ def run_module(name: str, arguments: Sequence[str], called: str = "") -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
+# Commands that train, by the package that installs them.
+COMMANDS = {
+    "autotrain": "autotrain-advanced",
+    "axolotl": "axolotl",
+    "composer": "mosaicml",
+    "fabric": "lightning",
+    "lightning": "lightning",
+    "litgpt": "litgpt",
+    "llamafactory-cli": "llamafactory",
+    "nemo": "nemo_run",
+    "oumi": "oumi",
+    "swift": "ms-swift",
+    "trl": "trl",
+    "tune": "torchtune",
+    "unsloth": "unsloth",
+    "xtuner": "xtuner",
+}
+SHELLS = ("bash", "sh", "zsh", "dash")
+
+
 def run_command(name: str, arguments: Sequence[str]) -> None:
     """As the command `name arguments` that a package has installed."""
     found = next(iter(importlib.metadata.entry_points(group="console_scripts", name=name)), None)
     if found is None:
-        raise InputError.one(
-            f"`{name}` is neither a launcher nor a command that a Python package has installed",
-            where="launcher",
-            hint=f"{KNOWN}; `--python` chooses the environment",
-        )
+        raise InputError(unknown_command(name))
     sys.argv = [name, *arguments]
     code = found.load()()
     if code:
         raise SystemExit(code)
+
+
+def unknown_command(name: str) -> Problem:
+    """What is said of a command that no installed package has."""
+    if name in SHELLS or name.endswith(".sh"):
+        message = f"`{name}` runs a shell script, and a trace runs Python programs only"
+        hint = "put the command that the shell script runs behind `memfit trace --`"
+    elif name in COMMANDS:
+        package = COMMANDS[name]
+        message = f"`{name}` is a command of the package `{package}`, which is not installed here"
+        hint = f"`pip install {package}`, or choose an environment that has it with `--python`"
+    else:
+        message = (
+            f"`{name}` is neither a launcher nor a command that a Python package has installed"
+        )
+        hint = f"known launchers are {KNOWN}; `--python` chooses the environment"
+    return Problem(message=message, where="launcher", hint=hint)
 
 
 def there(module: str) -> bool:
