@@ -6,12 +6,15 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
+import json
 import re
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import lines
+from memfit.trace import lines, script_literals
 from memfit.trace.imports import Change, Patch
 from memfit.trace.synthetic_tokenizers import table
 
@@ -19,6 +22,8 @@ MARK = "stand-in with the columns that are asked for"
 ASSUMED = "stand-in with the columns that are assumed"
 SPLIT = 200  # rows of a split that nobody named
 RATE = 16_000  # samples of a second
+# Kinds whose values are long, and of which a script names none.
+LONG = ("text", "messages", "conversations", "image", "audio", "tokens", "translation", "answers")
 RECORDINGS = 64  # rows of a data set with audio, which is large
 
 
@@ -28,6 +33,13 @@ def kind_of(name: str) -> str:
         if re.fullmatch(pattern, name.lower()):
             return str(kind)
     return "sentence"
+
+
+def kind_said(name: str) -> str:
+    """The kind that the script itself speaks of, else the one that the name suggests."""
+    kind = kind_of(name)
+    values = () if kind in LONG else script_literals.values_of(name)
+    return f"choice {json.dumps(values)}" if values else kind
 
 
 def is_audio(name: str) -> bool:
@@ -67,11 +79,18 @@ class Columns:
         self.source = source
         self.mapping = False  # whether a function runs over a marked data set
         self.rate = RATE  # of recordings, as the script has cast them
+        self.known: dict[str, str] = {}
+        self.turns: dict[str, Iterator[int]] = {}  # rows that were asked for one by one
+
+    def kind(self, name: str) -> str:
+        if name not in self.known:
+            self.known[name] = kind_said(name)
+        return self.known[name]
 
     def grow(self, data: Any, name: str, kind: str = "") -> None:
         if not name or name in data._data.column_names:
             return
-        kind = kind or kind_of(name)
+        kind = kind or self.kind(name)
         count = min(len(data), RECORDINGS) if kind == "audio" else len(data)
         whole = data.select(range(count)) if count < len(data) else data
         datasets: Any = importlib.import_module("datasets")
@@ -85,9 +104,10 @@ class Columns:
             data._format_columns = None  # `cast_column` leaves the names that it knew
 
     def values(self, name: str, count: int | None) -> Any:
-        kind = kind_of(name)
+        kind = self.kind(name)
         if count is None:
-            return self.source.value(kind, 0)
+            turns = self.turns.setdefault(name, itertools.count())
+            return self.source.value(kind, next(turns))
         return [self.source.value(kind, row) for row in range(count)]
 
 

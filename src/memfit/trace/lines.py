@@ -32,16 +32,20 @@ def is_users(name: str) -> bool:
     return not path.startswith((OWN, *LIBRARIES))
 
 
-def speaks(*words: str) -> bool:
-    """Whether one of the user's files that are loaded contains one of these words."""
+def texts() -> Iterator[str]:
+    """The user's files that are loaded or running."""
     modules = list(sys.modules.values())
     names = {str(getattr(one, "__file__", None) or "<") for one in modules}
     at: FrameType | None = sys._getframe(1)
     while at is not None:
         names.add(at.f_code.co_filename)
         at = at.f_back
-    texts = ("".join(linecache.getlines(one)).lower() for one in names if is_users(one))
-    return any(word in text for text in texts for word in words)
+    yield from ("".join(linecache.getlines(one)) for one in sorted(names) if is_users(one))
+
+
+def speaks(*words: str) -> bool:
+    """Whether one of the user's files that are loaded contains one of these words."""
+    return any(word in text.lower() for text in texts() for word in words)
 
 
 def shown(name: str, number: int) -> str:
@@ -105,4 +109,4 @@ def named(node: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-__all__ = ["called", "failed", "is_users", "running", "shown", "speaks", "through"]
+__all__ = ["called", "failed", "is_users", "running", "shown", "speaks", "texts", "through"]

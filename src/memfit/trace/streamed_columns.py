@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace.asked_columns import Columns, by_user, kind_of, marked
+from memfit.trace.asked_columns import Columns, by_user, marked
 from memfit.trace.imports import Change, Patch
 
 
@@ -69,7 +69,7 @@ def named(true: Any, columns: Columns) -> Any:
     @functools.wraps(true)
     def method(self: Any, names: Any, *args: Any, **given: Any) -> Any:
         listed = [names] if isinstance(names, str) else list(names)
-        kinds = {one: kind_of(one) for one in listed}
+        kinds = {one: columns.kind(one) for one in listed}
         return true(grown(self, kinds, columns) if marked(self) else self, names, *args, **given)
 
     return method

@@ -6,13 +6,22 @@ from __future__ import annotations
 import functools
 import glob
 import importlib
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import asked_columns, failures, lines, streamed_columns, trainer_columns
+from memfit.trace import (
+    asked_columns,
+    failures,
+    lines,
+    near_files,
+    streamed_columns,
+    synthetic_tables,
+    trainer_columns,
+)
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
@@ -23,7 +32,7 @@ SHORT = 32  # words of a sentence
 SECONDS = 10  # of a recording
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
 READ = FILES[:4]  # rows of texts and numbers
-GUESSED = "are those that the script asks for, of the kinds that their names suggest"
+GUESSED = "are those that the script asks for, with values that their names and its lines suggest"
 SPLITS = ("train", "validation", "test")
 
 
@@ -67,6 +76,7 @@ class Source:
                 {"from": "gpt", "value": self.words(half)},
             ],
             "label": lambda: row % int(number),
+            "choice": lambda: (listed := json.loads(number))[row % len(listed)],
             "float": lambda: float(row % 5),
             "bool": lambda: row % 2 == 0,
             "id": lambda: row,
@@ -84,13 +94,13 @@ class Source:
 
     def picture(self, number: str, mode: str) -> Any:
         size = int(number or self.image)
-        message = f"pictures of data sets that are not there are blank, {size} by {size}"
+        message = f"the pictures of missing data sets are blank, {size} by {size}"
         self.note(f"pictures {size}", message, "" if number else "choose with `--image-size`")
         return picture(size, mode)
 
     def recording(self) -> dict[str, Any]:
         rate = asked_columns.RATE
-        message = f"recordings of data sets that are not there are {SECONDS} s of silence"
+        message = f"the recordings of missing data sets are {SECONDS} s of silence"
         self.note("recordings", f"{message} at {rate // 1000} kHz")
         return {"array": silence(), "sampling_rate": rate, "path": ""}
 
@@ -127,11 +137,16 @@ def remote(path: str, given: dict[str, Any]) -> str:
     return found[1] if path in FILES and found else ""
 
 
-def missing(path: str, given: dict[str, Any]) -> str:
-    """The first file or folder of a reader of files, where none of them is there."""
+def named_files(given: dict[str, Any]) -> list[str]:
+    """The files or folders that a reader of files is given."""
     files = given.get("data_files") or given.get("data_dir")
     named = list(files.values()) if isinstance(files, dict) else [files]
-    listed = [str(one) for some in named for one in (some if isinstance(some, list) else [some])]
+    return [str(one) for some in named for one in (some if isinstance(some, list) else [some])]
+
+
+def missing(path: str, given: dict[str, Any]) -> str:
+    """The first file or folder of a reader of files, where none of them is there."""
+    listed = named_files(given)
     there = any(one == "None" or "://" in one or glob.glob(one) for one in listed)
     return "" if path not in READ or there else listed[0]
 
@@ -173,10 +188,13 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
 def unknown() -> dict[str, str]:
     """The columns of a data set that nothing is known of: texts, and their classes where a program
     speaks of such."""
-    known: dict[str, str] = table()["default"]
-    if lines.speaks('"label', "'label", "num_labels", "classif"):
-        return known
-    return {name: kind for name, kind in known.items() if not kind.startswith("label")}
+    usual: dict[str, str] = table()["default"]
+    classes = lines.speaks('"label', "'label", "num_labels", "classif")
+    return {
+        name: asked_columns.kind_said(name)
+        for name, kind in usual.items()
+        if classes or not kind.startswith("label")
+    }
 
 
 def slice_of(part: str, count: int) -> slice:
@@ -207,10 +225,14 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
                 behind = remote(str(path), given) or missing(str(path), given)
                 if (str(path) in FILES and not behind) or failures.missing_file(bad) is None:
                     raise
+                for one in named_files(given) if str(path) in READ else ():
+                    near_files.refuse_misspelled(one)
                 called = behind or str(path)
                 key = entry(called, str(name or ""))
                 columns = "are assumed" if key else GUESSED
-                message = f"the data set `{called}` is not there: random texts of {tokens} tokens"
+                message = (
+                    f"the data set `{called}` was not found: it has random texts of {tokens} tokens"
+                )
                 hint = "choose with `--tokens`"
                 recorder.note(f"data {called}", f"{message}; its columns {columns}", hint)
                 split = given.get("split")
@@ -246,6 +268,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
             (module.Dataset, "select", select),
             (module.Dataset, "train_test_split", train_test_split),
             *asked["datasets.arrow_dataset"](module),
+            *synthetic_tables.handed_over(module),
         ]
 
     def metrics(module: ModuleType) -> list[Patch]:
@@ -257,7 +280,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
             except Exception as bad:
                 if failures.missing_file(bad) is None:
                     raise
-                message = f"the metric `{path}` is not there: its values read 0"
+                message = f"the metric `{path}` was not found: its values read 0"
                 recorder.note(f"metric {path}", message)
                 return Metric(str(path))
 
@@ -266,6 +289,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
     return {
         **asked,
         **streamed_columns.changes(columns),
+        **synthetic_tables.changes(recorder, columns, unknown, ROWS["train"]),
         **trainer_columns.changes(columns),
         "datasets.load": loading,
         "datasets.arrow_dataset": rows,
@@ -334,7 +358,7 @@ def pictures(recorder: Watcher, image: int) -> Iterator[tuple[str, Change]]:
                     shown = f"{size or image} by {size or image}"
                     recorder.note(
                         f"data {name}",
-                        f"the files of torchvision's `{type(self).__name__}` are not there: "
+                        f"the files of torchvision's `{type(self).__name__}` were not found: "
                         f"blank pictures of {shown} take their place",
                     )
 

@@ -1,0 +1,115 @@
+"""Tables of pandas, classes that are texts, and misspelled files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.torch.test_script_columns import STEPS, traced
+
+from memfit.api.verbs import trace
+from memfit.errors import InputError
+from memfit.trace import missing_packages, near_files, script_literals
+
+TABLES = """
+import pandas as pd
+from datasets import Dataset, load_dataset
+
+df = pd.read_csv("mine/reviews.csv")
+df = df[["review", "sentiment"]].dropna().rename(columns={"review": "text"})
+df["label"] = df["sentiment"].map({"positive": 1, "negative": 0})
+assert df["label"].notna().all() and set(df.label) == {0, 1}
+assert len(df.text.iloc[3].split()) == 32
+df["prompt"] = df.apply(lambda row: f"{row['instruction']} {row.answer}", axis=1)
+for _, row in df.iterrows():
+    assert row["context"]
+    break
+for row in df.itertuples():
+    assert row.summary
+    break
+part = df.sample(frac=0.1, random_state=1).reset_index(drop=True)
+assert part["category"].nunique() and part.loc[:10, "title"].str.len().min() > 3
+data = Dataset.from_pandas(part).map(lambda row: {"n": len(row["question"]) + len(row["text"])})
+names = sorted(set(df["topic"]))
+label2id = {name: i for i, name in enumerate(names)}
+assert [label2id[one] for one in df["topic"]][:2] == [0, 1] and isinstance(names[0], str)
+two = pd.read_csv("x.tsv", sep="\\t", header=None, names=["source", "target"])
+assert list(two.columns) == ["source", "target"]
+two.columns = ["a", "b", "c"]
+assert two["c"][0] and len(pd.read_csv("y.csv", nrows=7)) == 7
+known = {"bug": 0, "feature": 1}
+rows = load_dataset("someone/none", split="train").map(lambda x: {"y": known[x["kind"]]})
+assert set(rows["y"]) == {0, 1}
+"""
+
+
+def test_tables_have_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+    traced(tmp_path, TABLES + STEPS)
+
+
+READS = """
+import pandas as pd
+pd.read_json("data/trian.jsonl", lines=True)
+"""
+
+
+def test_a_misspelled_file_has_no_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "run.py").write_text(READS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"`data/trian.jsonl` was not found") as caught:
+        trace("run.py")
+    assert caught.value.problems[0].hint == "did you mean `data/train.jsonl`?"
+
+
+def test_names_that_are_meant(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("train.json", "part-1.parquet", "train.py"):
+        (data / name).touch()
+    meant = str(data / "train.json")
+    assert near_files.near(f"{data}/trian.json") == meant
+    assert near_files.near(f"{data}/train.jsonl") == meant
+    assert near_files.near(f"{tmp_path}/dta/train.json") == meant
+    for other in ("val.json", "test.json", "train.csv", "part-2.parquet"):
+        assert near_files.near(f"{data}/{other}") == ""
+
+
+LITERALS = """
+label2id = {name: i for i, name in enumerate(names)}
+id2label = {0: "no", 1: "yes"}
+def encode(row):
+    kind = row["kind"].lower()
+    return 1 if kind == "spam" else 0, label2id[row["topic"]], id2label[row["label"]]
+df["mood"].replace({"good": 1, "bad": 0})
+df = df[(df.lang == "en") & df["lang"].notna() & (df["text"] != "")]
+[x for x in row["part"] if x in ("a", "b")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("kind", ("spam",)),
+        ("topic", script_literals.UNNAMED),
+        ("label", (0, 1)),
+        ("mood", ("good", "bad")),
+        ("lang", ("en",)),
+        ("part", ("a", "b")),
+        ("text", ()),
+        ("names", ()),
+    ],
+)
+def test_values_that_a_script_names(column: str, values: tuple[object, ...]) -> None:
+    assert script_literals.joined(script_literals.Reader(LITERALS, column).values()) == values
+
+
+def test_constants_of_absent_packages_are_numbers_or_texts() -> None:
+    limit = missing_packages.Kind("LIMIT", (missing_packages.Nothing,), {})
+    run: object = missing_packages.Nothing()
+    assert 10 + limit == limit + 10 == 11  # type: ignore[operator]
+    assert (10 - limit, 10 // limit, int(limit), float(limit)) == (9, 10, 1, 1.0)  # type: ignore[operator]
+    assert f"{limit:>3d}|{limit}|{run}" == "  1||"
+    assert "runs/" + run + "/model" == "runs//model"  # type: ignore[operator]
+    assert [*limit] == []
