@@ -199,7 +199,7 @@ class Run:
     )
     tokens: int = option(
         512,
-        "tokens of each text in a script's data set that is not there",
+        "tokens of each text in a script's data set that was not found",
         low=1,
         high=2**20,
         group="trace",

@@ -153,7 +153,7 @@ def test_resuming_from_what_is_not_there(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RESUMES)
     found = trace(script, steps=0)
-    assert any("`last.pt` is not there" in one.message for one in found.problems)
+    assert any("`last.pt` was not found" in one.message for one in found.problems)
 
 
 SIZED = """
@@ -176,7 +176,7 @@ Net(WIDTH, COUNT)
 def test_a_model_is_not_made_without_its_sizes(tmp_path: Path, width: str, count: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SIZED.replace("WIDTH", width).replace("COUNT", count))
-    with pytest.raises(InputError, match="takes its sizes from a checkpoint that is not there"):
+    with pytest.raises(InputError, match="takes its sizes from a checkpoint that was not found"):
         trace(script, steps=0)
 
 
@@ -207,7 +207,7 @@ def test_blank_pictures_where_a_download_fails() -> None:
     init(made, "data", False)
     assert len(made) == 10_000
     assert made.data.shape == (10_000, 28, 28)
-    assert "`MNIST` are not there" in watcher.notes["data MNIST"].message
+    assert "`MNIST` were not found" in watcher.notes["data MNIST"].message
 
 
 def test_the_size_of_a_data_sets_pictures_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_an_error_comes_with_what_was_assumed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="could not convert") as caught:
         trace(script)
     notes = [one.message for one in caught.value.problems if one.level == "note"]
-    assert any("`someone/strange` is not there" in one for one in notes)
+    assert any("`someone/strange` was not found" in one for one in notes)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     for word in (
         "`glue`",
         "`someone/files`",
-        "the script asks for, of the kinds that their names suggest",
+        "the script asks for, with values that their names and its lines suggest",
         "10 s of silence at 16 kHz",
         "tokenizer of `bert-base-cased`",
         "`last.pt`",
@@ -301,9 +301,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         "tensorboard",
     ):
         assert word in said
-    files = [one for one in found.problems if ".pt` is not there" in one.message]
+    files = [one for one in found.problems if ".pt` was not found" in one.message]
     assert len(files) == 5
-    assert "`row4.pt`, as other files after it, is not there" in said
+    assert "`row4.pt`, like other files after it, was not found" in said
 
 
 def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def test_tokenizers_without_files_and_copies_of_models(tmp_path: Path) -> None:
     found = trace(script, steps=0, offline=True)
     said = " ".join(one.message for one in found.problems)
     assert "assumed to have the sizes of `meta-llama/Llama-3.2-1B-Instruct`" in said
-    assert "processor of `facebook/wav2vec2-base` is not there" in said
-    assert "config of `xlnet-base-cased` is not there: the published sizes are assumed" in said
+    assert "processor of `facebook/wav2vec2-base` was not found" in said
+    assert "config of `xlnet-base-cased` was not found: the published sizes are assumed" in said
     for name in ("mistralai/Mistral-7B-v0.1", "facebook/opt-350m", "xlnet-base-cased"):
-        assert f"tokenizer of `{name}` is not there" in said
+        assert f"tokenizer of `{name}` was not found" in said
     assert "`input.txt` was not downloaded" in said
     assert said.count("takes more memory, for some of its layers stay in 16 bits") == 1
 
@@ -347,7 +347,7 @@ def test_data_of_nltk_and_of_a_missing_file(tmp_path: Path) -> None:
         (tmp_path / "nltk" / f"{module}.py").write_text(text)
     script = tmp_path / "train.py"
     script.write_text(SPLITS)
-    with pytest.raises(InputError, match=r"needs the data of a file that is not there") as caught:
+    with pytest.raises(InputError, match=r"needs the data of a file that was not found") as caught:
         trace(script)
     assert "torch.from_numpy" in str(caught.value.problems[0].where)
 

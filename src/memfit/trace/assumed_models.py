@@ -95,11 +95,11 @@ def find(name: str) -> tuple[dict[str, Any], str] | None:
     from memfit.model import catalog
 
     known = called_after(name)
-    message = f"`{name}` is not there: by its name it is assumed to have the sizes of `{known}`"
+    message = f"`{name}` was not found: by its name it is assumed to have the sizes of `{known}`"
     if known is None:
         known = as_large(name)
         message = (
-            f"`{name}` is not there, and no public model is called so: it is assumed to have the "
+            f"`{name}` was not found, and no public model has that name: it is assumed to have the "
             f"sizes of `{known}`, a plain decoder as large as its name says"
         )
     return None if known is None else (dict(catalog.entry(known).config()), message)

@@ -320,7 +320,7 @@ def no_data(bad: BaseException, script: str) -> Told:
     if not re.search(r"\(got Checkpoint\)|not '?Checkpoint'?\b", str(bad)):
         return None
     return (
-        f"`{script}` needs the data of a file that is not there",
+        f"`{script}` needs the data of a file that was not found",
         "put a small file of the same shapes where the script loads it",
     )
 

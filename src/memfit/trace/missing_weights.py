@@ -19,7 +19,7 @@ from memfit.trace.missing_packages import Nothing, parts
 from memfit.trace.refuse import CannotFollow, Watcher
 
 UNSIZED = (
-    "the model takes its sizes from a checkpoint that is not there",
+    "the model takes its sizes from a checkpoint that was not found",
     "put the file there, or give the sizes in the script",
 )
 
@@ -105,11 +105,11 @@ def absent(recorder: Watcher, name: Any) -> Checkpoint:
     if isinstance(name, (str, os.PathLike)) and expected():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(name))
     shown = os.path.basename(os.fspath(name)) if isinstance(name, (str, os.PathLike)) else "a file"
-    message = "is not there: models and optimizers stay as they were made"
+    message = "was not found: models and optimizers stay as they were made"
     if len(files(recorder)) < NAMED:
         recorder.note(f"{FILE} {shown}", f"`{shown}` {message}")
     else:
-        recorder.note(f"{FILE}s", f"`{shown}`, as other files after it, {message}")
+        recorder.note(f"{FILE}s", f"`{shown}`, like other files after it, {message}")
     return Checkpoint()
 
 

@@ -131,7 +131,7 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
                     public_configs.note(recorder, str(name))
                 else:
                     message = (
-                        f"`{name}` is not there: it is assumed to have the sizes of `{copied[0]}`"
+                        f"`{name}` was not found: it is assumed to have the sizes of `{copied[0]}`"
                     )
                     if str(name).endswith(DYNAMIC):
                         message += "; it takes more memory, for some of its layers stay in 16 bits"

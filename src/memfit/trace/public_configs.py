@@ -33,7 +33,7 @@ def find(name: str, part: str = "") -> dict[str, Any] | None:
 
 
 def note(recorder: Watcher, name: str) -> None:
-    message = f"the config of `{name}` is not there: the published sizes are assumed"
+    message = f"the config of `{name}` was not found: the published sizes are assumed"
     recorder.note(f"config {name}", message)
 
 

@@ -42,7 +42,7 @@ def splitters(recorder: Watcher, module: ModuleType) -> list[Patch]:
             try:
                 found: list[str] = true(text, *args, **given)
             except LookupError:
-                recorder.note("nltk", "nltk's data is not there: texts are split at spaces")
+                recorder.note("nltk", "nltk's data was not found: texts are split at spaces")
                 found = [one for one in re.split(pattern, text) if one]
             return found
 
@@ -62,7 +62,8 @@ def packages(recorder: Watcher, module: ModuleType) -> list[Patch]:
             if not asked_columns.by_user():
                 raise
             recorder.note(
-                f"nltk {name}", f"nltk's `{name}` is not there: the script is told that it is"
+                f"nltk {name}",
+                f"nltk's `{name}` was not found: the script goes on as if it were installed",
             )
             return name
 

@@ -54,7 +54,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
                         raise
                     recorder.note(
                         f"processor {name}",
-                        f"the processor of `{name}` is not there: it has the defaults of its class",
+                        f"the processor of `{name}` was not found: its class's defaults are used",
                     )
                     return size_of(cls, name), given
 

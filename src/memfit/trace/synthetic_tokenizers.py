@@ -125,7 +125,7 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     types = ["token_type_ids"] if kind is BERT and config.model_type != "distilbert" else []
     tokenizer.model_input_names = ["input_ids", *types, "attention_mask"]
     tokenizer.name_or_path, tokenizer.memfit_template = name, tokenizer.chat_template
-    message = f"the tokenizer of `{name}` is not there: each word is one token"
+    message = f"the tokenizer of `{name}` was not found: each word is one token"
     recorder.note(f"tokenizer {name}", message)
     return tokenizer
 
@@ -234,7 +234,7 @@ def encoding(name: str, recorder: Watcher) -> Any:
     tiktoken: Any = importlib.import_module("tiktoken")
 
     size = VOCABULARIES[name]
-    recorder.note(f"tiktoken {name}", f"tiktoken's `{name}` is not there: each byte is one token")
+    recorder.note(f"tiktoken {name}", f"tiktoken's `{name}` was not found: each byte is one token")
     return tiktoken.Encoding(
         name,
         pat_str=r"\S+|\s+",
