@@ -91,6 +91,9 @@ def test_memory_is_plausible(gpu: GPU) -> None:
     assert gpu.memory == low <= high
     assert gpu.label is not None
     box = gpu.label * GIB
+    if gpu.id == "strix-halo-128gb":  # Linux lends half of the memory, or as much as one sets
+        assert (low, high) == (box // 2, box * 15 // 16)
+        return
     assert (0.64 if gpu.vendor == "apple" else 0.9) * box <= low <= high <= 1.01 * box
     assert high - low < 0.06 * box
     if gpu.smi and gpu.vendor == "nvidia":
@@ -513,7 +516,7 @@ PER_NODE, NODES = "an integer from 1 to 1024", "an integer from 1 to 100000"
         ("   ", [("`   ` does not name a GPU", FORM)]),
         ("1x" * 500_000, [(f"`{'1x' * 20}` does not name a GPU", FORM)]),
         ("8x?", [("unknown GPU `?`", BY_MEMORY)]),
-        ("2x7900xtx", [("unknown GPU `7900xtx`", BY_MEMORY)]),
+        ("2xvega64", [("unknown GPU `vega64`", BY_MEMORY)]),
         ("RTX 4090 Laptop", [("unknown GPU `RTX 4090 Laptop`", BY_LAPTOP)]),
     ],
 )
