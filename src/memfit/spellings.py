@@ -214,6 +214,8 @@ SPELLINGS: dict[str, Spelling] = {
             "load-in-8bit": ("int8", None),
             "4bit": ("nf4", None),
             "8bit": ("int8", None),
+            "int4": ("nf4", None),
+            "int8": ("int8", None),
         },
         values={
             "4bit": "nf4",

@@ -57,6 +57,7 @@ NOT_COUNTED = {
 }
 _LENGTHS = "`--lengths data.jsonl` reads the lengths of your texts"
 INSTEAD = {
+    "cpu": "memfit is about GPU memory; `--engine llama.cpp -ngl 0` counts a run on the CPU",
     "dataset": _LENGTHS,
     "dataset-name": _LENGTHS,
     "deepspeed": "use `--use zero,stage=3`, or `stage=1` or `stage=2`",

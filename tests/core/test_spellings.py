@@ -96,6 +96,8 @@ def read(*words: str) -> dict[str, Any]:
         ("--gpus 4 --gpu h100", {"gpu": "4xh100"}),
         ("--gpu h100 --nproc-per-node 8", {"gpu": "8xh100"}),
         ("--4bit", {"quant": "nf4"}),
+        ("--int4", {"quant": "nf4"}),
+        ("--int8", {"quant": "int8"}),
         ("--inference --max-new-tokens 256", {"task": "inference", "new_tokens": "256"}),
         ("--lora --method lora", {"method": "lora"}),
     ],
