@@ -486,9 +486,13 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         ),
         (["estimate", "a", "--gpu"], ["`--gpu` needs a value", "GPU or cloud machine"]),
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),
-        (["estmate", "a"], ["unknown command `estmate`", "try: memfit estimate a"]),
+        (
+            ["estmate", "a"],
+            ["`estmate` is neither a command nor a model", "try: memfit estimate a"],
+        ),
         (["rtx-5900"], ["unknown GPU `rtx-5900`", "try: memfit rtx-"]),
-        (["xyzzy"], ["unknown command `xyzzy`", "see `memfit --help`"]),
+        (["xyzzy"], ["`xyzzy` is neither a command nor a model", "see `memfit --help`"]),
+        (["estimate", "llama-3.1-8b", "--cpu"], ["about GPU memory", "-ngl 0"]),
         (["study"], ["no model is given"]),
         (
             ["study", "gpt2", "--gpus", "t4", "--layouts", "DDP"],

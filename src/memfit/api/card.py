@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ WELL_KNOWN = (
     "Qwen/Qwen3-32B",
     "meta-llama/Llama-3.3-70B-Instruct",
 )
-LARGEST_SHELF = 16
 ALL_LAYERS = 999  # as llama.cpp's own documentation writes it
 OPTIONS = ("gpu", "memory", "offline")
 
@@ -61,19 +60,23 @@ def card(
     raise_errors(problems)
     cluster = cluster or own_gpu()
     names = family(model) if isinstance(model, str) else ()
-    if not model or names:
+    word = model if isinstance(model, str) else ""
+    if len(names) == 1:
+        model = names[0]
+    elif names or not model:
         if cluster is None:
-            raise InputError.one(
-                "a GPU is missing" if not model else f"`{model}` means {len(names)} models",
-                where="gpu" if not model else "model",
-                hint="name one like `--gpu rtx-4090`",
-            )
+            raise InputError(without_gpu(word, names))
         some = [one for name in names or WELL_KNOWN for one in built(name)]
+        if not some:
+            raise InputError.one(
+                f"none of the {len(names)} models that `{word}` could be has a card",
+                where="model",
+                hint=f"ask for one of them, like `memfit estimate {names[0]}`",
+            )
         return cards.shelf(some, cluster, job_of, served)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
-    encoder = bool(heads_of(found.config)) or found.labelled is not None
-    if not found.layers or encoder:
+    if not generates(found):
         why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
         why = "a card is about models that generate text" if found.layers else why
         if cluster is None:
@@ -107,49 +110,38 @@ def own_gpu() -> Cluster | None:
 
 
 def family(name: str) -> tuple[str, ...]:
-    """The models of the catalog that a family's name means; chat models represent their
-    families."""
-    from memfit.model import catalog
+    """The models of the catalog that a family's name or a size means."""
+    from memfit.model.family_names import models_of
 
-    if not name or "/" in name or Path(name).exists() or catalog.find(name):
-        return ()
-    found = catalog.candidates(name)
-    entries = [one for one in catalog.entries() if one.name in found]
-    begins = [
-        one for one in entries if folded(one.name.rpartition("/")[2]).startswith(folded(name))
-    ]
-    plain = [one for one in begins if not any(part in one.name for part in VARIANTS)]
-    some = sorted(plain or begins or entries, key=lambda one: one.parameters or 0)
-    return tuple(one.name for one in some[:LARGEST_SHELF]) if len(some) > 1 else ()
+    return () if Path(name).exists() else models_of(name)
 
 
-VARIANTS = (
-    "-2507",
-    "Coder",
-    "FP8",
-    "AWQ",
-    "GPTQ",
-    "Base",
-    "Embedding",
-    "Reranker",
-    "NVFP4",
-    "Int4",
-    "Int8",
-    "bnb",
-)
+def without_gpu(name: str, names: Sequence[str]) -> Problem:
+    """What to say where neither a GPU nor one model is named."""
+    if not name:
+        hint = "name one like `--gpu rtx-4090`"
+        return Problem(message="a GPU is missing", where="gpu", hint=hint)
+    from memfit.model.sources.files import listed
+
+    return Problem(
+        message=f"`{name}` could be any of {len(names)} models: {listed(list(names))}",
+        where="model",
+        hint="give one of them, or add `--gpu NAME` to see them all on one GPU",
+    )
 
 
-def folded(name: str) -> str:
-    return "".join(part for part in name.lower() if part.isalnum())
+def generates(model: Model) -> bool:
+    """Whether the formulas know how a model generates text."""
+    return bool(model.layers) and not heads_of(model.config) and model.labelled is None
 
 
 def built(name: str) -> list[Model]:
-    """None where no formulas know it."""
+    """None where it has no card."""
     try:
         model = model_of(name, Ask(offline=True, by="formula"))[1]
     except InputError:
         return []
-    return [model] if model.layers else []
+    return [model] if generates(model) else []
 
 
 def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:

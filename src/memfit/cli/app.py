@@ -431,8 +431,10 @@ class Commands(click.Group):
                 raise InputError(unknown)
             if not close and args[1:] and is_model(args[1]):
                 close = ["estimate"]
-            message = f"unknown command `{args[0][:60]}`"
-            hint = offer(close) or "see `memfit --help`"
+            message = f"`{args[0][:60]}` is neither a command nor a model of the catalog"
+            hint = offer(close) or (
+                "models of the Hugging Face Hub are named `org/name`; see `memfit --help`"
+            )
             fix = (args[0], close[0]) if close else None
             raise InputError(Problem(message=message, hint=hint, fix=fix))
         return super().resolve_command(ctx, args)

@@ -80,12 +80,14 @@ def is_model(word: str) -> bool:
 def modelled(word: str, verbs: Collection[str]) -> bool:
     """Whether a word is rather a model's name than a verb that is misspelled."""
     from memfit.model import catalog
+    from memfit.model.family_names import is_closed, models_of
     from memfit.registry import nearest
 
-    if catalog.find(word) or any(part in word for part in "/.:"):
+    if catalog.find(word) or any(part in word for part in "/.:") or is_closed(word):
         return True
-    known = catalog.candidates(word) or catalog.alike(word) or catalog.family(word)
-    return not nearest(word, verbs) and bool(known)
+    if models_of(word):
+        return True
+    return not nearest(word, verbs) and bool(catalog.alike(word) or catalog.family(word))
 
 
 __all__ = ["HELP", "routed", "run"]

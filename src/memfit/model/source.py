@@ -14,6 +14,7 @@ from pathlib import Path
 
 from memfit.errors import Problem, SourceError
 from memfit.model import catalog
+from memfit.model.family_names import is_closed, models_of
 from memfit.model.sources.files import listed, shown, typed_path, unreadable
 from memfit.model.sources.inventory import Source, TensorInfo
 from memfit.model.spellings import meant
@@ -128,7 +129,13 @@ def from_catalog(name: str) -> Source:
 
 def unknown(name: str) -> SourceError:
     """A name that is neither in the catalog nor a path: with all that it could mean."""
-    several = catalog.candidates(name)
+    if is_closed(name):
+        return SourceError.one(
+            f"`{shown(name)}` is not public: nobody outside can run or fine-tune its weights",
+            where="model",
+            hint="name a model that can be downloaded, like those of `memfit models`",
+        )
+    several = catalog.candidates(name) or list(models_of(name))
     if len(several) == 1:
         return SourceError(
             Problem(

@@ -20,6 +20,10 @@ ENDINGS = (
     "-v0.3",
     "-instruct-hf",
     "-chat-hf",
+    "-pt",
+    "-python",
+    "-thinking",
+    "-reasoning",
 )
 # A quantization at the end of a name: ggml's types, and Unsloth's mixes (`UD-Q4_K_XL`).
 _QUANT = re.compile(
