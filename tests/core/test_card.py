@@ -174,6 +174,21 @@ def test_a_family_on_a_mac() -> None:
     assert largest.answer.key == "Q4_K_M"
 
 
+def test_a_shelf_says_what_the_smallest_form_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["70b", "--gpu", "rtx-4090", "--offline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [one for one in lines if one.startswith("meta-llama/Llama-3.1-70B ")]
+    assert line.split()[3::2] == ["needs", "needs"]
+    answer, tune = (float(word) for word in line.split()[4::2])
+    words = "estimate llama-3.1-70b:Q4_K_M --engine llama.cpp --gpu a100-sxm-80gb"
+    assert main([*words.split(), "-c", "4096", "--offline", "--json"]) == 0
+    pools = json.loads(capsys.readouterr().out)["pools"]
+    whole = sum(one["bytes"] for one in pools if one["where"] == "gpu")
+    assert answer * 2**30 == pytest.approx(whole, rel=0.02)
+    assert 35 < tune < 45  # nf4's 4.13 bits of 68.5 B weights are 32.9 GiB
+    assert len({one.find("needs") for one in lines if " needs " in one}) == 1
+
+
 def test_without_a_driver_to_ask_there_is_no_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even an error: the extra `measure` may be missing."""
     import memfit.hardware
@@ -236,13 +251,37 @@ def test_the_next_step_without_a_card_keeps_the_gpus(
     assert main([*said.removeprefix("next step: memfit ").split(), "--offline"]) == 0
 
 
-def test_where_nothing_fits_the_next_step_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["google/gemma-4-26B-A4B", "--gpu", "t4", "--offline"]) == 1
+@pytest.mark.parametrize(
+    ("model", "gpu", "verdict"),
+    [
+        ("google/gemma-4-26B-A4B", "t4", "nothing fits without CPU memory"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "rtx-4090", "nothing fits without CPU memory"),
+        ("tiiuae/falcon-7b", "8GiB", "answers in GGUF Q8_0"),
+    ],
+)
+def test_the_next_step_fits(
+    model: str, gpu: str, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([model, "--gpu", gpu, "--offline"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("nothing fits")
-    words = lines[2].removeprefix("next step: memfit ").split()
-    assert "t4" not in words
+    assert verdict in lines[0]
+    words = shlex.split(lines[2].removeprefix("next step: memfit "))
     assert main([*words, "--offline"]) == 0
+
+
+def test_a_file_that_is_partly_in_cpu_memory_says_how_much(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """llama.cpp's own answer, which the card repeats."""
+    main(["meta-llama/Llama-3.3-70B-Instruct", "--gpu", "rtx-4090", "--offline", "--json"])
+    rows = {row["use"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    row = rows["Q4_K_M"]
+    assert not row["fits"]
+    words = shlex.split(row["command"])[1:]
+    assert main([*words, "--offline", "--json"]) == 0
+    pools = json.loads(capsys.readouterr().out)["pools"]
+    for where, size in (("gpu", row["device"]), ("cpu", row["beside"])):
+        assert sum(one["bytes"] for one in pools if one["where"] == where) == size
 
 
 def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None:
@@ -259,7 +298,10 @@ def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None
 
 
 def test_where_nothing_fits_it_says_how_much_is_not_supported() -> None:
-    rows: Any = [SimpleNamespace(refused="no graph"), SimpleNamespace(refused="")]
+    rows: Any = [
+        SimpleNamespace(refused="no graph", beside=0),
+        SimpleNamespace(refused="", beside=0),
+    ]
     assert list(highlights([], rows)) == [
         "neither answering nor fine-tuning fits; 1 of 2 uses are not supported"
     ]

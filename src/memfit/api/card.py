@@ -154,8 +154,10 @@ def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:
     return Job(**{**usual, **options})
 
 
-def served(model: Model, quant: str, cluster: Cluster, context: int) -> Served | None:
-    """What llama.cpp takes with every layer on the GPU."""
+def served(
+    model: Model, quant: str, cluster: Cluster, context: int, *, whole: bool = True
+) -> Served | None:
+    """What llama.cpp takes with every layer on the GPU, or with those that it has room for."""
     from memfit.api.engine import answered, device_of, subject_for
     from memfit.plan.card import Served
     from memfit.serving import find_engine
@@ -167,13 +169,13 @@ def served(model: Model, quant: str, cluster: Cluster, context: int) -> Served |
         asked = Question(
             subject=subject,
             devices=(device_of(cluster),) * cluster.gpus,
-            options={"context": context, "gpu_layers": ALL_LAYERS},
+            options={"context": context, **({"gpu_layers": ALL_LAYERS} if whole else {})},
             version="",
         )
         found = answered(engine, asked, problems)
     except InputError:
         return None
-    return Served(device=found.device, fits=found.fits)
+    return Served(device=found.device, host=found.host, fits=found.fits)
 
 
 def spelled(found: Card, subject: str, place: str) -> Card:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from memfit.answers import Way
 from memfit.constants import setting
@@ -66,12 +66,14 @@ class Row:
     """How far a use goes. `job` is the question of the row: its batch is the default one, or the
     largest that fits; `device` and `tokens_per_second` are its answer. `longest` are tokens of one
     sequence, `most` sequences of the default length, or users. `refused` says why there is no
-    answer; `way` is what would make it fit."""
+    answer; `way` is what would make it fit. `beside` are bytes in CPU memory with which the rest
+    of the model fits on the GPU, and `device` is that rest."""
 
     use: Use
     job: Job = field(default_factory=Job)
     fits: bool = False
     device: int = 0
+    beside: int = 0
     tokens_per_second: float | None = None
     longest: int = 0
     most: int = 0
@@ -126,7 +128,8 @@ class Smallests:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One model on a GPU: the best use of each group that fits."""
+    """One model on a GPU: the best use of each group that fits, and what it takes; where none does,
+    what the smallest would take (0: not known)."""
 
     name: str
     parameters: int
@@ -134,7 +137,6 @@ class Line:
     answer_bytes: int
     tune: Use | None
     tune_bytes: int
-    refused: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,15 +152,21 @@ Jobs = Callable[[Model, Use, Strategy, GPU | None], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What an engine says of a model: bytes on the fullest GPU, and whether it starts."""
+    """What an engine says of a model: bytes on the fullest GPU and in CPU memory, and whether it
+    starts."""
 
     device: int
+    host: int
     fits: bool
 
 
-# A model, the quantization of its GGUF file, the GPUs, tokens of context; None where the engine
-# does not know the model.
-Serve = Callable[[Model, str, Cluster, int], "Served | None"]
+class Serve(Protocol):
+    """Asks an engine for the quantization of a GGUF file and tokens of context: with every layer on
+    the GPUs (`whole`), or as many as they have room for. None where it does not know the model."""
+
+    def __call__(
+        self, model: Model, quant: str, cluster: Cluster, context: int, *, whole: bool = True
+    ) -> Served | None: ...
 
 
 def card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
@@ -254,7 +262,9 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
     if first is None:
         return Row(use=use, refused="llama.cpp has no graph of it in memfit")
     if not first.fits:
-        return Row(use=use, device=first.device)
+        part = serve(model, use.gguf, cluster, context, whole=False)
+        beside = part.host if part is not None and part.fits else 0
+        return Row(use=use, device=part.device if part and beside else first.device, beside=beside)
     next_point = serve(model, use.gguf, cluster, 2 * context)
     slope = 0 if next_point is None else max(0, next_point.device - first.device) / context
     room = usable(cluster.gpu) - first.device
@@ -432,10 +442,28 @@ def line(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Line:
         name=model.name,
         parameters=model.parameters,
         answer=None if answer is None else answer[0],
-        answer_bytes=0 if answer is None else answer[1],
+        answer_bytes=answer[1] if answer else least(model, cluster, job_of, serve, True),
         tune=None if tune is None else tune[0],
-        tune_bytes=0 if tune is None else tune[1],
+        tune_bytes=tune[1] if tune else least(model, cluster, job_of, serve, False),
     )
+
+
+def least(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, answers: bool) -> int:
+    """What the smallest use of a group takes on each GPU; 0 where none is supported."""
+    for use in reversed([one for one in USES if one.answers is answers]):
+        if use.gguf:
+            served = serve(model, use.gguf, cluster, context_of(model))
+            if served is not None:
+                return served.device
+            continue
+        for strategy in layouts(model, use, cluster):
+            job = job_of(model, use, strategy, cluster.gpu)
+            alone = job.replace(batch=1, accumulate=job.batch)
+            try:
+                return estimate(model, alone, cluster, strategy, precise=False).device
+            except InputError:
+                continue
+    return 0
 
 
 def fitting_uses(

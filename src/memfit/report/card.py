@@ -27,7 +27,8 @@ def card_lines(found: Card) -> Iterator[str]:
         yield from unknown_lines(found, f"{model.name} on {where}", gpu_words(cluster))
         return
     best = [row for row in found.rows if row.best]
-    yield f"{model.name} on {where}: {verdict(best)}"
+    nothing = "nothing fits without CPU memory" if in_part(found.rows) else "nothing fits"
+    yield f"{model.name} on {where}: {verdict(best) or nothing}"
     yield from highlights(best, found.rows, found.context)
     yield f"next step: {next_command(found)}"
     for title, answers, heads in (
@@ -49,14 +50,14 @@ def card_lines(found: Card) -> Iterator[str]:
     parted = [row.use.title for row in found.rows if row.fits and has_layers(found, row)]
     if parted:
         yield f"{listed(parted)}: some of the layers on each GPU"
-    rest = [row for row in found.rows if not row.fits and (row.way or row.refused)]
+    rest = [row for row in found.rows if not row.fits and (row.way or row.refused or row.beside)]
     if rest:
         yield ""
         yield "what would make the rest possible"
         for row in rest:
             yield f"  {label(row)}: {possible(row)}"
-            if row.way is not None:
-                yield f"    {row.way.command}"
+            if row.beside or row.way is not None:
+                yield f"    {row.way.command if row.way else row.command}"
 
 
 def copies(found: Card, row: Row) -> bool:
@@ -90,7 +91,7 @@ def verdict(best: list[Row]) -> str:
         f"answers in {row.use.title}" if row.use.answers else f"fine-tunes with {named(row.use)}"
         for row in best
     ]
-    return " and ".join(words) or "nothing fits"
+    return " and ".join(words)
 
 
 def named(use: Use) -> str:
@@ -112,7 +113,17 @@ def highlights(best: list[Row], rows: Sequence[Row], context: int = CONTEXT) -> 
     nothing = "neither answering nor fine-tuning fits"
     nothing += f"; {missing} of {len(rows)} uses are not supported" if missing else ""
     words = [most_words(row, context) for row in best]
-    yield "; ".join(words) or nothing
+    yield "; ".join(words) or in_part(rows) or nothing
+
+
+def in_part(rows: Sequence[Row]) -> str:
+    """What an engine can do that keeps some of the weights in CPU memory."""
+    some = [row for row in rows if row.beside]
+    if not some:
+        return ""
+    row = min(some, key=lambda one: one.beside)
+    rest = f"{gib(row.device)} GiB on the GPU and {gib(row.beside)} GiB in CPU memory"
+    return f"{row.use.title} answers slowly with {rest}"
 
 
 def most_words(row: Row, context: int) -> str:
@@ -122,10 +133,13 @@ def most_words(row: Row, context: int) -> str:
 
 
 def next_command(found: Card) -> str:
-    """Where nothing fits, that of the first row which fits elsewhere."""
+    """Where nothing fits, that of the row which needs the least CPU memory beside the GPU, or of
+    the first which fits elsewhere."""
     best = [row.command for row in found.rows if row.best]
+    beside = sorted((row for row in found.rows if row.beside), key=lambda row: row.beside)
     elsewhere = [row.way.command for row in found.rows if row.way is not None]
-    return best[-1] if best else [*elsewhere, found.rows[0].command][0]
+    others = [*(row.command for row in beside), *elsewhere, found.rows[0].command]
+    return best[-1] if best else others[0]
 
 
 def row_line(row: Row) -> str:
@@ -142,6 +156,8 @@ def row_line(row: Row) -> str:
 
 
 def possible(row: Row) -> str:
+    if row.beside:
+        return f"{gib(row.device)} GiB here and {gib(row.beside)} GiB in CPU memory, slower"
     if row.way is None or row.way.cluster is None:
         return unsupported(row.refused)
     gpus = f"{row.way.cluster.gpus} x " if row.way.cluster.gpus > 1 else ""
@@ -162,32 +178,45 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
     then = f"fine-tunes {short(tunes[-1].name)}" if tunes else "fine-tunes none of these"
     yield f"{gpu_name(cluster)} ({gib(offered(cluster.gpu))} GiB usable) {first} and {then}"
     if answers:
-        largest = answers[-1]
-        assert largest.answer is not None
-        size = gib(largest.answer_bytes)
-        yield f"largest to answer with: {largest.name} in {largest.answer.title}, {size} GiB"
+        yield f"largest to answer with: {largest(answers[-1], answers=True)}"
     if tunes:
-        largest = tunes[-1]
-        assert largest.tune is not None
-        size = gib(largest.tune_bytes)
-        yield f"largest to fine-tune: {largest.name} with {largest.tune.title}, {size} GiB"
-    yield f"next step: memfit MODEL {gpu_words(cluster)}"
+        yield f"largest to fine-tune: {largest(tunes[-1], answers=False)}"
+    if answers or tunes:
+        name = (tunes or answers)[-1].name
+        yield f"next step: memfit {name} {gpu_words(cluster)}"
+    else:
+        yield f"next step: memfit {found.lines[0].name}   (the smallest GPU for each use)"
     yield ""
-    yield f"{'model':<36}{'parameters':>11}{'answer':>20}{'fine-tune':>13}"
-    yield from (shelf_line(one) for one in found.lines)
+    names = max(36, *(len(one.name) for one in found.lines))
+    yield f"{'model':<{names}}{'parameters':>12}{'answer':>20}{'fine-tune':>14}"
+    yield from (shelf_line(one, names) for one in found.lines)
     yield ""
     yield f"GiB of the best form that fits: answering one user with {CONTEXT:,} tokens,"
     yield "fine-tuning by TRL's defaults, with a smaller batch where theirs does not fit."
+    if len(answers) < len(found.lines) or len(tunes) < len(found.lines):
+        yield "needs: nothing fits; GiB of the smallest form, one sequence at a time."
+
+
+def largest(one: Line, *, answers: bool) -> str:
+    use, size = (one.answer, one.answer_bytes) if answers else (one.tune, one.tune_bytes)
+    assert use is not None
+    return f"{one.name} {'in' if answers else 'with'} {use.title}, {gib(size)} GiB"
 
 
 def short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def shelf_line(one: Line) -> str:
-    answer = "-" if one.answer is None else f"{one.answer.title} {gib(one.answer_bytes):>6}"
-    tune = "-" if one.tune is None else f"{one.tune.title} {gib(one.tune_bytes):>6}"
-    return f"{one.name:<36}{count(one.parameters):>11}{answer:>20}{tune:>13}"
+def shelf_line(one: Line, names: int) -> str:
+    answer, tune = formed(one.answer, one.answer_bytes), formed(one.tune, one.tune_bytes)
+    return f"{one.name:<{names}}{count(one.parameters):>12}{answer:>20}{tune:>14}"
+
+
+def formed(use: Use | None, size: int) -> str:
+    """The form of a model that fits and its GiB; what the smallest form needs where none does."""
+    if not size:
+        return "-"
+    return f"{'needs' if use is None else use.title} {gib(size):>6}"
 
 
 def unknown_lines(found: Card | Smallests, title: str, where: str) -> Iterator[str]:
@@ -300,6 +329,7 @@ def row_data(one: Row) -> dict[str, Any]:
         "fits": one.fits,
         "best": one.best,
         "device": one.device or None,
+        "beside": one.beside or None,
         "batch": one.job.batch,
         "seq": one.job.seq,
         "longest": one.longest,
