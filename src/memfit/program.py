@@ -120,6 +120,7 @@ class Program:
     expert_shares: int = 1  # and those of experts
     joint: bool = False  # and are gathered in one unit with their layer
     spread: bool = False  # experts are those of one rank of `strategy.ep`
+    on_cpu: int = 0  # bytes of weights that stay in CPU memory, where one GPU holds the rest
 
     def rebuilt(self, change: Callable[[Layer], Layer], **ends: Any) -> Program:
         """The model of one rank: every layer changed, each once; `ends` are other fields of the

@@ -354,9 +354,30 @@ class EP(Layout):
 @dataclass(frozen=True, kw_only=True)
 class Split(Layout):
     """One process splits the layers over its GPUs, which work one after the other
-    (`device_map="auto"` of transformers and accelerate)."""
+    (`device_map="auto"` of transformers and accelerate). On one GPU, what does not fit stays in CPU
+    memory or on disk."""
 
+    alone: ClassVar[bool] = True
     layers: str = option("", "layers per GPU, like `20/20`; empty splits them as accelerate does")
+    gpu: str = option(
+        "",
+        (
+            "on one GPU: most bytes of weights there, like `20GiB` (`max_memory`); empty means "
+            "90 % of what is free"
+        ),
+    )
+    cpu: str = option(
+        "",
+        (
+            "on one GPU: most bytes of weights in CPU memory, like `64GiB`, the rest stays on "
+            "disk; empty means no limit"
+        ),
+    )
+
+    @property
+    def offloads(self) -> bool:
+        """Whether weights may lie outside of GPUs."""
+        return self.size == 1
 
 
 def even_split(layers: int, gpus: int) -> Split:

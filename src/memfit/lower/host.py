@@ -31,6 +31,8 @@ def host(program: Program, total: int, parked: int = 0, here: int = 1) -> Host:
     modeling_utils.py, core_model_loading.py). `parked`: activations that wait there; `here`: ranks
     of a node."""
     width, states = FORMATS[program.weights].block_bytes, paged(program)
+    if program.on_cpu:
+        return Host(size=program.on_cpu, why="weights that stay in CPU memory")
     if program.job.mapped or program.strategy.split is not None:
         largest = max((weight.count for weight in program.model.weights()), default=0)
         loading, why = largest * width, "the largest tensor while it is copied to the GPU"

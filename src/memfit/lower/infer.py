@@ -12,6 +12,7 @@ from memfit.lower import captured, infer_stage, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
+from memfit.lower.engines import engine_of
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
 from memfit.program import Program
@@ -47,8 +48,11 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     job = program.job
     if job.cache == "quantized":
         quantized_cache.check(program)
-    body = Body(r, program)
-    body.load()
+    body = Body(r, program, engine_of(r, program) if program.engine else None)
+    if program.engine:
+        body.engine.load(body)
+    else:
+        body.load()
     r.grad = False
     if body.programs.batch is not None:
         return body, *once(program, body)
@@ -226,6 +230,7 @@ def passed(
         keys=job.seq + step if past else tokens,
         training=False,
         cache=cache,
+        engine=body.engine,
     )
     ctx.positions = positions
     if cache is not None:

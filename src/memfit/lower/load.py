@@ -50,6 +50,13 @@ def warm_up(r: Recorder, program: Program) -> None:
         elif weight.name in packed:
             bytes = weight.count * (1.0 if job.quantization == "int8" else 0.5)
         size += bytes
+    warm(r, program, size)
+
+
+def warm(r: Recorder, program: Program, size: float) -> None:
+    """The block for `size` bytes of weights."""
+    if not program.job.mapped or program.job.version("transformers") < WARMED:
+        return
     limit = program.gpu.memory - KEPT_FREE if program.gpu is not None else size
     block = r.scratch(2 * int(min(size, max(limit, 0)) // 2), "warmup", "weights")
     del block

@@ -12,9 +12,19 @@ from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.libraries.trl.check import head_of
 from memfit.model.modules import Model, Module
+from memfit.model.quantized import method
+from memfit.parallel.device_map.placement import (
+    ON_CPU,
+    ON_DISK,
+    ON_GPU,
+    amount_problems,
+    bytes_on,
+)
+from memfit.parallel.device_map.placement import placed as placed_at
 from memfit.program import Chunk, Program, Stage, placed
-from memfit.strategy import Split
+from memfit.strategy import Split, Strategy
 from memfit.techniques.base import Engines, Overlay, Technique
+from memfit.units import GIB
 
 # of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
 SPARE = 1.25
@@ -70,6 +80,11 @@ def counts(split: Split, program: Program) -> tuple[int, ...] | None:
 def apply(program: Program) -> Program:
     split, model = program.strategy.split, program.model
     assert split is not None
+    if split.offloads:
+        away = any(place != ON_GPU for place in placed_at(program).values())
+        if not away or any(True for _ in offload_problems(program)):
+            return program
+        return program.replace(engine="offload", on_cpu=bytes_on(program, ON_CPU))
     if any(True for _ in problems(program)):
         return program
     number, each = program.strategy.rank, counts(split, program) or ()
@@ -102,7 +117,11 @@ def apply(program: Program) -> Program:
 
 
 def check(program: Program) -> Iterator[Problem]:
-    if program.stage is None:
+    assert program.strategy.split is not None
+    if program.strategy.split.offloads:
+        yield from offload_problems(program)
+        yield from offload_notes(program)
+    elif program.stage is None:
         yield from problems(program)
 
 
@@ -110,6 +129,12 @@ def problems(program: Program) -> Iterator[Problem]:
     split, job, model = program.strategy.split, program.job, program.model
     assert split is not None
     yield from beside(program)
+    if split.gpu or split.cpu:
+        yield Problem(
+            message="not supported yet: weights in CPU memory or on disk beside several GPUs",
+            where="use split.gpu" if split.gpu else "use split.cpu",
+            hint="remove it, or use `split=1`",
+        )
     for wrong, what, where, hint in unknown(job, model):
         if wrong:
             yield Problem(
@@ -148,6 +173,63 @@ def problems(program: Program) -> Iterator[Problem]:
             where="use split",
             hint="fewer GPUs",
         )
+
+
+def offload_problems(program: Program) -> Iterator[Problem]:
+    """What one GPU with offloaded weights is not supported for."""
+    split, job, model = program.strategy.split, program.job, program.model
+    assert split is not None
+    wrong = amount_problems(split)
+    yield from wrong
+    yield from beside(program)
+    if split.layers:
+        yield Problem(
+            message="`layers` is for several GPUs",
+            where="use split.layers",
+            hint="limit the GPU with `gpu=20GiB`",
+        )
+    if wrong or not any(place != ON_GPU for place in placed_at(program).values()):
+        return
+    if job.training:
+        yield Problem(
+            message="transformers does not train a model with weights in CPU memory or on disk",
+            where="use split",
+            hint="use `--use zero=1,stage=3,offload_param=cpu`",
+        )
+        return
+    for refused, what, where, hint in (
+        (not job.hugging, f"of {job.framework}", "use split", "use `--framework transformers`"),
+        (job.quantization != "none", "with packed weights", "job.quant", "remove `--quant`"),
+        (bool(model.stored), "of a GGUF file", "model", "use `--engine llamacpp`"),
+        (bool(model.towers), "of a model with a tower", "model", "remove `split`"),
+        (
+            model.labelled is not None or model.encodes,
+            "of a model that generates no text",
+            "job.head",
+            "remove `split`",
+        ),
+        (bool(method(model.config)), "of a quantized checkpoint", "model", "name the 16-bit one"),
+    ):
+        if refused:
+            yield Problem(
+                message=f"not supported yet: offloaded weights {what}", where=where, hint=hint
+            )
+
+
+def offload_notes(program: Program) -> Iterator[Problem]:
+    if program.engine != "offload":
+        return
+    found = placed_at(program)
+    for device, where in ((ON_CPU, "in CPU memory"), (ON_DISK, "on disk")):
+        paths = [path for path, place in found.items() if place == device]
+        if paths:
+            size = bytes_on(program, device) / GIB
+            yield Problem(
+                message=f"{size:.1f} GiB of weights stay {where}: "
+                f"{paths[0]} to {paths[-1]}, copied to the GPU in each pass",
+                where="use split",
+                level="note",
+            )
 
 
 def beside(program: Program) -> Iterator[Problem]:
@@ -204,6 +286,10 @@ def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
     )
 
 
+def engine_for(strategy: Strategy) -> str:
+    return "offload" if strategy.split is not None and strategy.split.offloads else "split"
+
+
 TECHNIQUE = Technique(
     name="split",
     order=140,
@@ -212,14 +298,19 @@ TECHNIQUE = Technique(
     check=check,
     layout="split",
     engines=Engines(
-        modules={"split": "memfit.parallel.device_map.engine"},
-        choose=lambda strategy: "split",
+        modules={
+            "split": "memfit.parallel.device_map.engine",
+            "offload": "memfit.parallel.device_map.offload",
+        },
+        choose=engine_for,
         precedence=1,
     ),
     overlays=(
         Overlay(
             module="memfit.parallel.device_map.device_map_stage",
-            applies=lambda program: program.strategy.split is not None,
+            applies=lambda program: (
+                program.stage is not None and program.strategy.split is not None
+            ),
             order=60,
         ),
     ),
