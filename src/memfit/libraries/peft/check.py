@@ -3,7 +3,7 @@ option says otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from memfit.errors import Level, Problem
@@ -86,7 +86,7 @@ def fused(
 
 
 def check(program: Program) -> Iterator[Problem]:
-    adapter, model = program.adapter, program.model
+    adapter = program.adapter
     assert adapter is not None
     if adapter.parameters and adapter.dropout:
         message = "PEFT does not support dropout on adapters of stacked experts"
@@ -98,6 +98,13 @@ def check(program: Program) -> Iterator[Problem]:
     yield from packed_and_saved(program)
     yield from adapted_and_saved(program)
     yield from blocks_of_towers(program)
+    yield from without_linear(program, adapter.targets)
+    yield from without_module(program.model, adapter.saved)
+
+
+def without_linear(program: Program, targets: frozenset[str]) -> Iterator[Problem]:
+    """Targets that no linear layer has."""
+    model = program.model
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
     linears |= {
         linear.name
@@ -106,10 +113,10 @@ def check(program: Program) -> Iterator[Problem]:
     }
     matched = {
         target
-        for target in adapter.targets
+        for target in targets
         if any(name == target or name.endswith(f".{target}") for name in linears)
     }
-    for target in sorted(adapter.targets - matched):
+    for target in sorted(targets - matched):
         if any(
             isinstance(module, Embedding) and module.name.endswith(target) for module in model.embed
         ):
@@ -126,8 +133,12 @@ def check(program: Program) -> Iterator[Problem]:
             )
         else:
             yield unmatched(program, target, linears, alone=not matched)
+
+
+def without_module(model: Model, saved_modules: Iterable[str]) -> Iterator[Problem]:
+    """Modules to save that the model does not have, or that are the model itself."""
     paths = module_paths(model)
-    for saved in adapter.saved:
+    for saved in saved_modules:
         if f"{model.prefix}.0".endswith(saved) or any(
             part.endswith(saved) for part in whole(model.prefix)
         ):

@@ -229,19 +229,8 @@ def model_of(
     unlike(row, fields, data, dims)
     if fields.problems:
         raise InputError(*fields.problems)
-    missing = sorted(set(kinds) - data["weights"]["layers"].keys())
-    if missing:
-        raise InputError.one(
-            f"no captured graph for layers of kind `{missing[0]}` of `{row.name}`",
-            where="config",
-            hint=TRACE,
-        )
     weights = data["weights"]
-    parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
-    layers = {
-        kind: Layer(captured=Captured(name="", graph=kind, parts=some, idle=idle(some, share)))
-        for kind, some in parts.items()
-    }
+    layers = layers_of(row, weights["layers"], kinds, dims, share)
     head = data["head"]
     vocab, width = (evaluated(one, dims) for one in data["head_shape"])
     return Model(
@@ -274,6 +263,27 @@ def model_of(
             window=window,
         ),
     )
+
+
+def layers_of(
+    row: Row,
+    weights: Mapping[str, Any],
+    kinds: Sequence[str],
+    dims: Mapping[str, int],
+    share: tuple[int, int],
+) -> dict[str, Layer]:
+    """A layer for each kind; `share` of the experts' weights work at a time."""
+    if missing := sorted(set(kinds) - weights.keys()):
+        raise InputError.one(
+            f"no captured graph for layers of kind `{missing[0]}` of `{row.name}`",
+            where="config",
+            hint=TRACE,
+        )
+    parts = {kind: modules(weights[kind], dims) for kind in dict.fromkeys(kinds)}
+    return {
+        kind: Layer(captured=Captured(name="", graph=kind, parts=some, idle=idle(some, share)))
+        for kind, some in parts.items()
+    }
 
 
 def tied_of(row: Row, outer: Fields, text: Fields) -> bool:
