@@ -101,6 +101,7 @@ def question(
 ) -> Question | None:
     """Read the options of a serving engine. The problems found join `problems`."""
     from memfit.serving.base import Question
+    from memfit.serving.separate_drafts import draft_name
 
     nothing: Cluster | None = None
     cluster = gather(
@@ -119,11 +120,12 @@ def question(
         problems.append(Problem(message="no model is named", where="model"))
     if subject is None:
         return None
-    draft = draft_for(values, offline, problems)
+    name = draft_name(values)
+    draft = draft_named(name, offline, problems) if name else None
     return Question(
         subject=subject,
         draft=draft,
-        draft_left_out=draft is None and bool(problems),
+        draft_left_out=bool(name) and draft is None,
         devices=() if cluster is None else (device_of(cluster),) * cluster.gpus,
         options=values,
         version=str(common.get("engine_version") or ""),
@@ -143,13 +145,13 @@ def subject_for(engine: ServingEngine, model: Any, offline: bool) -> Subject:
     return own or subject_of(model, offline)
 
 
-def draft_for(values: Mapping[str, Any], offline: bool, problems: list[Problem]) -> Subject | None:
-    """The separate draft model that an engine's options name."""
-    from memfit.serving.separate_drafts import draft_name
-
-    name, nothing = draft_name(values), None
-    found: Subject | None = nothing
-    return gather(problems, lambda: found, lambda: subject_of(name, offline)) if name else None
+def draft_named(name: str, offline: bool, problems: list[Problem]) -> Subject | None:
+    """The separate draft model of a name; why there is none joins `problems`."""
+    try:
+        return subject_of(name, offline)
+    except InputError as bad:
+        problems += bad.problems
+        return None
 
 
 def subject_of(model: Any, offline: bool = False) -> Subject:
