@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
-from math import prod
+from math import lcm, prod
 from typing import TypeAlias
 
 Dims: TypeAlias = Mapping[str, int]
@@ -43,17 +43,24 @@ def _term(factor: Fraction, names: tuple[str, ...]) -> str:
     return "*".join(pieces)
 
 
+@lru_cache(maxsize=1 << 14)
+def whole(text: str | int) -> tuple[tuple[tuple[int, tuple[str, ...]], ...], int]:
+    """The expression with whole factors, and what its sum is to be divided by."""
+    terms = expression(text)
+    divisor = lcm(*(factor.denominator for factor, _ in terms))
+    return tuple((int(factor * divisor), names) for factor, names in terms), divisor
+
+
 def evaluated(text: str | int, dims: Dims) -> int:
     """The size; not a whole number is an error, as is an unknown dimension."""
     if isinstance(text, int):
         return text
-    total = sum(
-        (factor * prod(dims[name] for name in names) for factor, names in expression(text)),
-        Fraction(0),
-    )
-    if total.denominator != 1:
-        raise ValueError(f"`{text}` is {total}, which is not a whole number")
-    return int(total)
+    terms, divisor = whole(text)
+    total = sum([factor * prod([dims[name] for name in names]) for factor, names in terms])
+    if total % divisor:
+        found = Fraction(total, divisor)
+        raise ValueError(f"`{text}` is {found}, which is not a whole number")
+    return total // divisor
 
 
 def names_in(text: str | int) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -99,8 +100,22 @@ def shortest(
     if waits(job):
         return whole(walked(model, job, cluster, strategy, None))
     ends = unlike(model, job, strategy)
-    found = None if ends == BOTH else walked(model, job, cluster, strategy, ends, passes)
-    return found or whole(walked(model, job, cluster, strategy, BOTH, passes))
+    if ends != BOTH:
+        silent = untold(model, job, cluster, strategy)
+        found = None if silent else walked(model, job, cluster, strategy, ends, passes)
+        if found is not None:
+            return found
+        silent.append(ends)
+    return whole(walked(model, job, cluster, strategy, BOTH, passes))
+
+
+def untold(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy) -> list[Ends]:
+    """Walks without their ends that did not tell what the layers have that they leave out, in this
+    search: of more or longer sequences they do not, either."""
+    sizes = ("batch", "seq", "accumulate", "alloc_conf")
+    same = tuple((one.name, getattr(job, one.name)) for one in fields(job) if one.name not in sizes)
+    gpu = None if cluster is None else cluster.gpu
+    return once((model, gpu), ("untold", same, strategy), list, lambda _: 0)
 
 
 def waits(job: Job) -> bool:

@@ -30,16 +30,24 @@ class Group(NamedTuple):
         return 0 if away < self.period else 2 if away >= self.period * (self.times + 1) else 1
 
 
-class Born(NamedTuple):
-    """Where a layer's block comes from: the group, the layer's number, in which pass and how often
-    the layer had run in it, and which of the blocks of its kind it is. A first layer may have
-    blocks that others lack (a workspace), so that counting all would mislead."""
+class Visit(NamedTuple):
+    """The events of a layer from one mark to the next: the layer's group, number and path, in which
+    pass it runs and how often it had run in it."""
 
+    first: int
+    last: int
     group: Group
     number: int
-    visit: tuple[int, int]
-    kind: tuple[Any, ...]
-    place: int
+    path: str
+    when: tuple[int, int]
+
+
+class Kinds(NamedTuple):
+    """The blocks of a visit by their kind, and the kind and place among its like of each. A first
+    layer may have blocks that others lack (a workspace), so that counting all would mislead."""
+
+    blocks: dict[tuple[Any, ...], list[int]]
+    places: dict[int, tuple[tuple[Any, ...], int]]
 
 
 class Unclear(Exception):
@@ -75,16 +83,16 @@ class Expansion:
     ) -> None:
         self.events, self.repeats, self.path = events, repeats, path
         self.groups = dict(grouped(entries, path))
-        self.born: dict[int, Born] = {}
-        self.blocks: dict[
-            tuple[int, tuple[int, int], tuple[Any, ...]], list[int]
-        ] = {}  # by layer, visit and kind
         self.at_home = {
-            event.id
+            event[0]
             for first, last, *_ in repeats
             for event in events[first:last]
             if type(event) is Free
         }  # what the middle layer frees itself, if it is its own
+        self.visits: list[Visit] = []
+        self.visited: dict[tuple[int, tuple[int, int]], int] = {}  # by layer and when
+        self.known: dict[int, Kinds] = {}  # by visit
+        self.homes: dict[int, int] | None = None
         self.fresh = 0
         self.once: dict[int, int] = {}  # new numbers of blocks that stand once
         self.many: dict[int, Copies] = {}
@@ -95,26 +103,59 @@ class Expansion:
         self.note()
 
     def note(self) -> None:
-        """Which layer made which block."""
-        visits: dict[int, tuple[int, int]] = {}
-        number, path, passes = -1, "", 0
+        """When which layer runs, and the blocks of the middle ones."""
+        often: dict[int, tuple[int, int]] = {}
+        passes = 0
         phase: tuple[str, int] = ("", 0)
-        group: Group | None = None
-        for event in self.events:
-            if type(event) is Mark:
-                path = event.where
-                number, group = self.groups.get(path, (-1, None))
-                passes += (event.phase, event.step) != phase
-                phase = event.phase, event.step
-                before, often = visits.get(number, (0, 0))
-                visits[number] = passes, often + 1 if before == passes else 1
-            elif type(event) is Alloc and group is not None:
-                kind = (event.size, event.op, event.part, event.where.removeprefix(path))
-                made = self.blocks.setdefault((number, visits[number], kind), [])
-                self.born[event.id] = Born(group, number, visits[number], kind, len(made))
-                made.append(event.id)
-                if group.third(number) == 1:
-                    self.many[event.id] = [-1] * group.times
+        marks = [at for at, event in enumerate(self.events) if type(event) is Mark]
+        for at, end in zip(marks, [*marks[1:], len(self.events)], strict=True):
+            mark = self.events[at]
+            assert type(mark) is Mark
+            number, group = self.groups.get(mark.where, (-1, None))
+            passes += (mark.phase, mark.step) != phase
+            phase = mark.phase, mark.step
+            before, times = often.get(number, (0, 0))
+            often[number] = when = passes, times + 1 if before == passes else 1
+            if group is None:
+                continue
+            self.visited[number, when] = len(self.visits)
+            self.visits.append(Visit(at, end, group, number, mark.where, when))
+            if group.third(number) == 1:
+                for event in self.events[at:end]:
+                    if type(event) is Alloc:
+                        self.many[event[0]] = [-1] * group.times
+
+    def home(self, id: int) -> int | None:
+        """The visit in which a block of the first or last layers was made."""
+        if self.homes is None:
+            self.homes = {
+                event[0]: number
+                for number, visit in enumerate(self.visits)
+                if visit.group.third(visit.number) != 1
+                for event in self.events[visit.first : visit.last]
+                if type(event) is Alloc
+            }
+        return self.homes.get(id)
+
+    def kinds(self, number: int) -> Kinds:
+        """The blocks of a visit."""
+        found = self.known.get(number)
+        if found is None:
+            visit = self.visits[number]
+            found = self.known[number] = Kinds({}, {})
+            for event in self.events[visit.first : visit.last]:
+                if type(event) is Alloc:
+                    id, size, part, where, op, _, _ = event
+                    kind = size, op, part, where.removeprefix(visit.path)
+                    made = found.blocks.setdefault(kind, [])
+                    found.places[id] = kind, len(made)
+                    made.append(id)
+        return found
+
+    def like(self, number: int, when: tuple[int, int], kind: tuple[Any, ...]) -> list[int]:
+        """The blocks of a kind that a layer made then."""
+        visit = self.visited.get((number, when))
+        return [] if visit is None else self.kinds(visit).blocks.get(kind, [])
 
     def run(self) -> list[Line]:
         at = 0
@@ -132,18 +173,19 @@ class Expansion:
     def copy(self, events: Sequence[Line]) -> None:
         """Events that stand once."""
         third = -1
+        new, add = tuple.__new__, self.out.append
         for event in events:
             if type(event) is Alloc:
-                self.once[event.id] = number = self.number()
-                event = event._replace(id=number)
+                self.once[event[0]] = number = self.number()
+                event = new(Alloc, (number, *event[1:]))
             elif type(event) is Free:
-                event = event._replace(id=self.standing(event.id, third))
+                event = new(Free, (self.standing(event[0], third), event[1]))
             elif type(event) is Notice and event.block >= 0:
                 event = event._replace(block=self.standing(event.block, third))
             elif type(event) is Mark:
                 number, group = self.groups.get(event.where, (-1, None))
                 third = -1 if group is None else group.third(number)
-            self.out.append(event)
+            add(event)
 
     def standing(self, id: int, third: int) -> int:
         return self.once[id] if id in self.once else self.nearest(id, third)
@@ -172,7 +214,9 @@ class Expansion:
         """Do the layers run from the first to the last? Their neighbour that ran just before says
         so."""
         _, group = self.groups[mark.where]
-        for event in reversed(self.events[:first]):
+        events = self.events
+        for at in range(first - 1, -1, -1):
+            event = events[at]
             if type(event) is Mark:
                 number, before = self.groups.get(event.where, (-1, None))
                 if before is not group or (event.phase, event.step) != (mark.phase, mark.step):
@@ -190,17 +234,17 @@ class Expansion:
         own = self.many.get(id)
         if own is not None:
             return event, own
-        born = self.born.get(id)
-        if born is None:
+        home = self.home(id)
+        if home is None:
             raise Unclear
-        third = born.group.third(born.number)
-        number = born.number + born.group.period * (1 if third == 0 else -born.group.times)
-        like, mine = (
-            self.blocks.get((one, born.visit, born.kind), []) for one in (number, born.number)
-        )
+        visit = self.visits[home]
+        third = visit.group.third(visit.number)
+        number = visit.number + visit.group.period * (1 if third == 0 else -visit.group.times)
+        kind, at = self.kinds(home).places[id]
+        like, mine = (self.like(one, visit.when, kind) for one in (number, visit.number))
         # The layer that runs first may make one more, in front: what is fetched ahead for the
         # others.
-        place = born.place + len(like) - len(mine)
+        place = at + len(like) - len(mine)
         if place < 0 or like[place] in self.at_home:  # the first layer alone lets it go so soon
             raise Unclear
         return event, Given(self.many[like[place]], self.once.get(id, -1), -1 if third == 0 else 1)

@@ -3,7 +3,7 @@ dimensions, then every layer of the kind runs the same steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,6 +11,7 @@ from memfit.errors import InputError
 from memfit.formats import FORMATS, Format
 from memfit.graph import Dims, Graph, Op, Value, evaluated, unrolled
 from memfit.graph.layer import Template
+from memfit.graph.loops import Jump
 from memfit.lower.stacks import Replaced
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Shape, Tensor
@@ -106,15 +107,12 @@ class Frame:
         return FORMATS[name]
 
 
-class Evaluation:
-    """A graph with these dimensions, ready to run."""
+class Written:
+    """A graph with its loops written out, and what follows from it whatever the dimensions are."""
 
-    def __init__(self, graph: Graph, dims: Dims, *, few: bool = False) -> None:
-        graph, self.jumps = unrolled(graph, dims, few=few)
-        self.graph, self.dims = graph, dims
-        self.shorter: dict[str, Evaluation] = {}
-        values = {one.id: one for one in graph.values}
-        self.specs = specs_of(graph, dims)
+    def __init__(self, graph: Graph, jumps: Sequence[Jump]) -> None:
+        self.graph, self.jumps = graph, tuple(jumps)
+        self.values = values = {one.id: one for one in graph.values}
         roots: dict[int, list[int]] = {}
         for one in graph.values:
             roots.setdefault(root_of(one.id, values), []).append(one.id)
@@ -131,9 +129,11 @@ class Evaluation:
             if moment is not None:
                 letting_go.setdefault(moment, []).append(name)
         self.unread = tuple(letting_go.get(0, ()))  # of no use to this graph
-        for name, number in graph.outputs.items():
-            if name.startswith(PAST):
-                self.specs[root_of(number, values)].part = "kv_cache"
+        self.past = tuple(
+            root_of(number, values)
+            for name, number in graph.outputs.items()
+            if name.startswith(PAST)
+        )
         # Made here and left to others, though no output: a cache has these, and so their graph.
         made = {number for op in graph.ops for number in op.outputs} - {*graph.outputs.values()}
         self.cached = tuple(
@@ -154,25 +154,60 @@ class Evaluation:
         from memfit.lower.captured.operators import other  # imports this module
 
         performed = operators()
-        self.steps = tuple(
-            Step(
-                op=op,
-                perform=performed.get(op.name, other),
-                silent=bool(op.attrs.get("no_grad", False)),
-                outs=tuple(self.specs[one] for one in op.outputs),
-                drops=tuple(until.get(number + 1, ())),
-                like=wide.get(number),
-                follows=follows(op, values),
-                dims=dims,
-                releases=tuple(letting_go.get(number + 1, ())),
-                leaf=number in leaves,
-            )
-            for number, op in enumerate(graph.ops)
+        self.performers = [performed.get(op.name, other) for op in graph.ops]
+        self.drops = [tuple(until.get(number + 1, ())) for number in range(len(graph.ops))]
+        self.releases = [tuple(letting_go.get(number + 1, ())) for number in range(len(graph.ops))]
+        self.likes = [wide.get(number) for number in range(len(graph.ops))]
+        self.follows = [follows(op, values) for op in graph.ops]
+        self.leaves = [number in leaves for number in range(len(graph.ops))]
+
+    def steps(self, specs: Mapping[int, Spec], dims: Dims) -> tuple[Step, ...]:
+        """Every operation, with the sizes of its results."""
+        parts = zip(
+            self.graph.ops,
+            self.performers,
+            self.drops,
+            self.likes,
+            self.follows,
+            self.releases,
+            self.leaves,
+            strict=True,
         )
+        return tuple(
+            [
+                Step(
+                    op=op,
+                    perform=perform,
+                    silent=bool(op.attrs.get("no_grad", False)),
+                    outs=tuple([specs[one] for one in op.outputs]),
+                    drops=drops,
+                    like=like,
+                    follows=follow,
+                    dims=dims,
+                    releases=releases,
+                    leaf=leaf,
+                )
+                for op, perform, drops, like, follow, releases, leaf in parts
+            ]
+        )
+
+
+class Evaluation:
+    """A graph with these dimensions, ready to run."""
+
+    def __init__(self, graph: Graph, dims: Dims, *, few: bool = False) -> None:
+        self.written = written = written_out(graph, dims, few)
+        self.graph, self.jumps, self.dims = written.graph, written.jumps, dims
+        self.unread, self.cached, self.crossing = written.unread, written.cached, written.crossing
+        self.shorter: dict[str, Evaluation] = {}
+        self.specs = specs_of(self.graph, dims)
+        for number in written.past:
+            self.specs[number].part = "kv_cache"
+        self.steps = written.steps(self.specs, dims)
 
     def root(self, number: int) -> int:
         """The value whose storage a value has."""
-        return root_of(number, {one.id: one for one in self.graph.values})
+        return root_of(number, self.written.values)
 
     def uncast(self) -> Evaluation:
         """The same without a cast of its result by the model itself, outside of its modules."""
@@ -424,6 +459,20 @@ def upcasts(graph: Graph) -> dict[int, int]:
         elif source == "float32" and target == "model" and op.where in known:
             found[number] = known[op.where]
     return found
+
+
+_WRITTEN: dict[tuple[int, bool, tuple[int, ...]], tuple[Graph, Written]] = {}
+
+
+def written_out(graph: Graph, dims: Dims, few: bool) -> Written:
+    """The graph with its loops written out, from memory where it is known."""
+    key = (id(graph), few, tuple([evaluated(loop.count, dims) for loop in graph.loops]))
+    known = _WRITTEN.get(key)
+    if known is None or known[0] is not graph:
+        if len(_WRITTEN) > LIMIT:
+            _WRITTEN.clear()
+        known = _WRITTEN[key] = (graph, Written(*unrolled(graph, dims, few=few)))
+    return known[1]
 
 
 _KNOWN: dict[tuple[int, bool, tuple[tuple[str, int], ...]], tuple[Graph, Evaluation]] = {}
