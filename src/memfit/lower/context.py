@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
 from memfit.formats import FORMATS, Format
 from memfit.job import Job
@@ -63,6 +64,9 @@ class Context:
     crossing: dict[str, Tensor] = field(
         default_factory=dict
     )  # what a captured layer makes for later ones: one dictionary for all layers of a pass
+    scripts: dict[Any, Any] = field(
+        default_factory=dict
+    )  # what captured layers did in this pass, for others of their kind
     caches: list[Tensor] = field(
         default_factory=list
     )  # keys and values among a captured model's outputs

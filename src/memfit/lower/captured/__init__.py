@@ -109,12 +109,13 @@ def cached(
     x: Tensor, run: Evaluation, cache: Cache, piece: Captured, bound: Bound, ctx: Context
 ) -> Tensor:
     """A layer with the tensors of its cache, of which it lets go where it makes new ones."""
+    from memfit.lower.captured.again import run_layer
     from memfit.model.families._captured import LATE, PAST
 
     state = cache.states.pop(bound.prefix, {})
     given = {"x": x, **ctx.shared, **crossing(run, ctx), **state}
     state.clear()
-    found = run.run(given, ctx, bound, piece.by_name, given)
+    found = run_layer(run, given, ctx, bound, piece)
     kept = {name: one for name, one in given.items() if name.startswith(PAST)}
     kept |= {name: one for name, one in found.items() if name.startswith(PAST)}
     ctx.results += [one for name, one in found.items() if name.startswith(LATE)]
