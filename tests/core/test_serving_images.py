@@ -6,7 +6,7 @@ import pytest
 
 from memfit.api.engine import serve
 from memfit.errors import InputError
-from memfit.serving.vllm.images import ENCODERS, longest_side
+from memfit.serving.vllm.encoders import ENCODERS, longest_side
 from memfit.truth.served import judge, read_served
 
 NONE = {"image": 0, "video": 0}

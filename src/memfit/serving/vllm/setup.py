@@ -14,7 +14,8 @@ from memfit.serving.flags import AUTO
 from memfit.serving.separate_drafts import Draft, draft_notes
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
-from memfit.serving.vllm.images import Images, Step, image_problems, images
+from memfit.serving.vllm.encoders import Step
+from memfit.serving.vllm.images import Images, image_problems, images
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.vllm.speculation import (
     draft_problems,
