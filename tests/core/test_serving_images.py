@@ -2,14 +2,61 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from memfit.api.engine import serve
 from memfit.errors import InputError
-from memfit.serving.vllm.encoders import ENCODERS, longest_side
+from memfit.model.families import build
+from memfit.model.modules import Model
+from memfit.serving.vllm.encoders import ENCODERS, Step, longest_side
+from memfit.serving.vllm.rules import rules_of
 from memfit.truth.served import judge, read_served
 
 NONE = {"image": 0, "video": 0}
+VISION = {
+    "model_type": "pixtral",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "image_size": 1540,
+    "patch_size": 14,
+}
+TEXT = {
+    "model_type": "internlm2",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 92553,
+    "max_position_embeddings": 32768,
+    "bias": False,
+}
+INTERNVL = {
+    "model_type": "internvl_chat",
+    "architectures": ["InternVLChatModel"],
+    "downsample_ratio": 0.5,
+    "force_image_size": 448,
+    "max_dynamic_patch": 12,
+    "use_thumbnail": True,
+    "torch_dtype": "bfloat16",
+    "llm_config": TEXT,
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "image_size": 448,
+        "patch_size": 14,
+    },
+}
+
+
+def step_of(version: str) -> tuple[Model, Step]:
+    rules = rules_of(version)
+    step = Step(options={}, length=8192, batched=8192, requests=8, ranks=1, width=2, rules=rules)
+    return build(TEXT), step
 
 
 def activation(model: str, **more: object) -> float:
@@ -100,3 +147,54 @@ def test_images_in_the_peak_are_noted_with_a_way_out(given: dict[str, object], n
     assert all(
         """`--limit-mm-per-prompt '{"image": 0, "video": 0}'`""" in one.hint for one in found
     )
+
+
+def test_pixtrals_mask_has_a_number_for_each_pair_of_patches() -> None:
+    """Two images of 110 × 110 patches are one sequence. Since 0.12 the wheel has no xFormers, and
+    attention is torch's with a mask. Alive as queries and keys are rotated: 4 numbers a patch and
+    width of 1,024, tables of 128, 7 beside them, and the mask."""
+    name, patches, width = "mistralai/Mistral-Small-3.2-24B-Instruct-2506", 2 * 110**2, 1024
+    most = max(11 * width, 6 * width + 3 * 4096) + 2 * 64
+    given = 2 * 3 * 1540**2
+    few = {"max_num_seqs": 4, "max_model_len": 8192}
+    found = activation(name, engine_version="0.24.0", **few)
+    assert found == pytest.approx(2 * (given + patches * (most + patches)) / 2**30, rel=0.001)
+    assert activation(name, engine_version="0.24.0", limit_mm_per_prompt=NONE, **few) < 2
+
+
+def test_xformers_needs_no_mask() -> None:
+    encoder = {
+        version: ENCODERS["mistral3"](VISION, *step_of(version)) for version in ("0.11.2", "0.12.0")
+    }
+    patches = 2 * 110**2
+    with_mask, without = (encoder[one].numbers(patches, 1) for one in ("0.12.0", "0.11.2"))
+    assert with_mask - without == patches**2
+    one = [encoder[version].numbers(110**2, 1) for version in ("0.12.0", "0.11.2")]
+    assert one[0] == 110**2 * (10 * 1024 + 128 + 2 * 110**2)  # 12,100 is no multiple of 8
+    assert one[1] == 110**2 * (6 * 1024 + 128 + 3 * 4096)
+
+
+def test_a_log_of_internvl_on_v0(tmp_path: Path) -> None:
+    """LMCache's issue 432: 1.39 GiB of activation for InternVL2.5-8B, one image of 13 tiles."""
+    folder = tmp_path / "internvl"
+    folder.mkdir()
+    folder.joinpath("config.json").write_text(json.dumps(INTERNVL))
+    given = {"gpu": "a5000", "max_model_len": 10000, "engine_version": "0.7.2"}
+    assert activation(str(folder), **given) == pytest.approx(1.39, rel=0.04)
+    assert activation(str(folder), limit_mm_per_prompt=NONE, **given) < 1.15
+
+
+def test_ranks_share_what_llama_4_rotates() -> None:
+    """Seventeen tiles of 24 × 24 patches and a class token."""
+    vision = {
+        "hidden_size": 1408,
+        "intermediate_size": 5632,
+        "image_size": 336,
+        "patch_size": 14,
+        "pixel_shuffle_ratio": 0.5,
+    }
+    found = ENCODERS["llama4"](vision, *step_of("0.24.0"))
+    assert found.items[0].tokens == 17 * 144
+    assert found.items[0].patches == 17 * 577
+    assert found.numbers(577, 1) == 577 * 16 * 1408
+    assert found.numbers(577, 8) == 577 * (4 * 1408 + 2 * 5632 // 8)

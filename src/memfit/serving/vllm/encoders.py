@@ -1,6 +1,6 @@
 """Encoders of images and videos: the largest item of each, and what the encoder keeps for it.
 
-Each is counted in vLLM's own module, which is named below (0.8.5 to 0.24.0).
+Each is counted in vLLM's own module, which is named below (0.8.5 to 0.27.1).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from memfit.serving.vllm.rules import Rules
 # `size.longest_edge`), which no config.json has.
 QWEN2_PIXELS, QWEN3_PIXELS = 12_845_056, 16_777_216
 RATIO = 200  # of an image's sides, at most (qwen2_vl.py get_image_size_with_most_features)
+LLAMA4_TILES = 16  # preprocessor_config.json `max_patches`; a tile of the whole image comes on top
+MASK_ALIGNMENT = 8  # ATen's sdpa copies a mask of other lengths (attention.cpp pad_bias)
 GEMMA3_TOKENS, GEMMA3_BREAKS = 256, 4  # line breaks and marks around an image count before 0.13
 
 
@@ -34,14 +36,26 @@ class Item:
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """What an encoder's largest moment keeps for a patch beside the input: `whole` numbers, and
-    `split` ones, which ranks share. `output` is the numbers of a token that leaves it."""
+    `split` ones, which ranks share. `masked`: a mask of all patches by all patches lies beside each
+    moment; torch's attention, which is the moment `attention`, copies one of an odd length.
+    `output` is the numbers of a token that leaves it."""
 
     items: tuple[Item, ...]
     moments: tuple[tuple[int, int], ...]
     output: int
+    masked: bool = False
+    attention: int = 0
 
-    def patch(self, ranks: int) -> int:
-        return max(whole + -(-split // ranks) for whole, split in self.moments)
+    def numbers(self, patches: int, ranks: int) -> int:
+        """Numbers on one of so many ranks that all patches of a pass keep."""
+        copied = patches % MASK_ALIGNMENT > 0
+        most = max(
+            whole
+            + -(-split // ranks)
+            + self.masked * (1 + (copied and at == self.attention)) * patches
+            for at, (whole, split) in enumerate(self.moments)
+        )
+        return patches * most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +132,16 @@ def qwen3(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     )
 
 
+def layers_of(width: int, inner: int) -> tuple[tuple[int, int], ...]:
+    """Moments of a plain vision transformer. Whoever calls the layers holds the first one's input.
+    Attention keeps its layer's input and the norm beside queries, keys, values and the output; the
+    feed-forward the layer's input, residual and norm beside two inner tensors (siglip.py, clip.py,
+    intern_vit.py)."""
+    return ((3 * width, 4 * width), (4 * width, 2 * inner))
+
+
 def gemma3(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
-    """SigLIP (siglip.py SiglipEncoderLayer): attention keeps its input and the norm beside queries,
-    keys, values and the output; the feed-forward the layer's input, residual and norm."""
-    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    """SigLIP."""
     side = int(vision["image_size"])
     image = Item(
         kind="image",
@@ -129,11 +149,97 @@ def gemma3(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
         patches=(side // int(vision["patch_size"])) ** 2,
         numbers=3 * side**2,
     )
+    moments = layers_of(int(vision["hidden_size"]), int(vision["intermediate_size"]))
+    return Encoder(items=(image,), moments=moments, output=model.width)
+
+
+def llava(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
+    """LLaVA with CLIP, whose class token is a patch and not a token of the text; or Pixtral."""
+    if vision.get("model_type") == "pixtral":
+        return pixtral(vision, model, step, merged=1)
+    side = int(vision["image_size"])
+    tokens = (side // int(vision["patch_size"])) ** 2
+    image = Item(kind="image", tokens=tokens, patches=tokens + 1, numbers=3 * side**2)
+    moments = layers_of(int(vision["hidden_size"]), int(vision["intermediate_size"]))
+    return Encoder(items=(image,), moments=moments, output=model.width)
+
+
+def mistral3(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
+    return pixtral(vision, model, step, merged=int(model.config.get("spatial_merge_size") or 2))
+
+
+def pixtral(vision: Mapping[str, Any], model: Model, step: Step, merged: int) -> Encoder:
+    """Pixtral's tower as transformers stores it (pixtral.py PixtralHFVisionModel). All images of a
+    pass are one sequence, and without xFormers their mask has a number for each pair of patches.
+    The convolution's output and the first layer's input stay. Moments: queries and keys as they are
+    rotated; attention, which copies a mask of an odd length; the feed-forward, where the
+    attention's result stays beside the layer's input, their sum and the norm."""
+    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    side, patch = int(vision["image_size"]), int(vision["patch_size"])
+    rows = -(-side // (patch * merged))
+    image = Item(
+        kind="image",
+        tokens=rows * (rows + 1) if step.rules.marks_are_items else rows**2,
+        patches=(side // patch) ** 2,
+        numbers=3 * side**2,
+    )
+    tables = 2 * (width // int(vision["num_attention_heads"]))
     return Encoder(
         items=(image,),
-        moments=((2 * width, 4 * width), (3 * width, 2 * inner)),
+        moments=(
+            (4 * width + tables, 7 * width),
+            (4 * width + tables, 6 * width),
+            (6 * width + tables, 3 * inner),
+        ),
+        masked=not step.rules.xformers,
+        attention=1,
         output=model.width,
     )
+
+
+def llama4(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
+    """Llama 4: tiles, each with a class token, whose patches are merged by the pixel shuffle. Its
+    queries and keys are rotated in fp32, as complex numbers, before they are 16-bit again
+    (mllama4.py, rotary_embedding/llama4_vision_rope.py)."""
+    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    side, tiles = int(vision["image_size"]), LLAMA4_TILES + 1
+    patches = (side // int(vision["patch_size"])) ** 2
+    tokens = int(patches * float(vision["pixel_shuffle_ratio"]) ** 2)
+    image = Item(
+        kind="image",
+        tokens=tiles * tokens,
+        patches=tiles * (patches + 1),
+        numbers=tiles * 3 * side**2,
+    )
+    rotated = (3 * width, (3 + 4 * 2 + 2) * width)
+    return Encoder(
+        items=(image,), moments=(rotated, layers_of(width, inner)[1]), output=model.width
+    )
+
+
+def internvl(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
+    """InternVL: tiles and the whole image as one more, each with a class token (internvl.py
+    get_image_size_with_most_features, intern_vit.py)."""
+    config = model.config
+    size, patch = first(vision["image_size"]), first(vision["patch_size"])
+    side = int(config.get("force_image_size") or size)
+    most = int(config.get("max_dynamic_patch") or 12)
+    tiles = most + (most > 1 and bool(config.get("use_thumbnail", True)))
+    patches = (side // patch) ** 2
+    tokens = int(patches * float(config.get("downsample_ratio") or 0.5) ** 2)
+    image = Item(
+        kind="image",
+        tokens=tiles * tokens,
+        patches=tiles * (patches + 1),
+        numbers=tiles * 3 * side**2,
+    )
+    moments = layers_of(int(vision["hidden_size"]), int(vision["intermediate_size"]))
+    return Encoder(items=(image,), moments=moments, output=model.width)
+
+
+def first(value: Any) -> int:
+    """A number, or the first of a list of them."""
+    return int(value[0] if isinstance(value, list) else value)
 
 
 # By `model_type` of the whole model.
@@ -145,4 +251,9 @@ ENCODERS: dict[str, Callable[[Mapping[str, Any], Model, Step], Encoder]] = {
     "qwen3_5": qwen3,
     "qwen3_5_moe": qwen3,
     "gemma3": gemma3,
+    "llava": llava,
+    "mistral3": mistral3,
+    "llama4": llama4,
+    "internvl": internvl,
+    "internvl_chat": internvl,
 }

@@ -136,10 +136,10 @@ def counted(encoder: Encoder, step: Step) -> Images:
     data = step.options.get("mm_encoder_tp_mode") == "data"
     numbers = count * item.numbers
     patches = -(-count // step.ranks) * item.patches if data else count * item.patches
-    each = encoder.patch(1 if data else step.ranks)
+    inside = encoder.numbers(patches, 1 if data else step.ranks)
     return Images(
         kept=(numbers + count * item.tokens * encoder.output) * step.width,
-        peak=(numbers + patches * each) * step.width,
+        peak=(numbers + inside) * step.width,
     )
 
 
@@ -153,5 +153,5 @@ def of_v0(encoder: Encoder, allowed: list[Item], most: Mapping[str, int], step: 
     outputs = count * tokens * encoder.output * step.width
     return Images(
         kept=numbers * FP32 + outputs + step.batched * encoder.output * step.width,
-        peak=numbers * (FP32 + step.width) + patches * encoder.patch(step.ranks) * step.width,
+        peak=numbers * (FP32 + step.width) + encoder.numbers(patches, step.ranks) * step.width,
     )

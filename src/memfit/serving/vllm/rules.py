@@ -53,6 +53,7 @@ class Rules:
     expert_chunk: int = 0  # tokens that experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE); 0: all
     triton_experts: bool = False  # the wheel brings Triton's kernels for MXFP4 experts
     fitted_length: bool = False  # `--max-model-len auto`: the longest request that fits
+    xformers: bool = False  # xFormers is among the wheel's requirements
     flashinfer: bool = False  # FlashInfer is among the wheel's requirements
 
 
@@ -77,6 +78,7 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
             "frames": 16,
             "marks_are_items": True,
             "expert_chunk": 32768,
+            "xformers": True,
         },
     ),
     # V1 by default; load_model makes room for LoRA inside of the memory profiler
@@ -98,8 +100,12 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 11, 1), {"group_slack": 1.25, "flashinfer": True}),
     # arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args of 0.11.2, not in 0.11.0
     ((0, 11, 2), {"capped_steps": True}),
-    # unify_kv_cache_spec_page_size; third_party/triton_kernels, not in 0.11.2; envs.py
-    ((0, 12, 0), {"unified_pages": True, "triton_experts": True, "expert_chunk": 16384}),
+    # unify_kv_cache_spec_page_size; third_party/triton_kernels, not in 0.11.2; envs.py; the wheel
+    # of 0.11.2 requires xFormers
+    (
+        (0, 12, 0),
+        {"unified_pages": True, "triton_experts": True, "expert_chunk": 16384, "xformers": False},
+    ),
     # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
     # multimodal/profiling.py counts get_num_embeds, not the length
     ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
