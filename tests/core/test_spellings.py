@@ -80,7 +80,7 @@ def read(*words: str) -> dict[str, Any]:
         ("--gradient_checkpointing true", {"checkpointing": "full"}),
         ("--gradient_checkpointing False", {"checkpointing": "none"}),
         ("--max-seq-length 8k", {"seq": "8192"}),
-        ("--context 1M", {"seq": "1048576"}),
+        ("--context 1M", {"seq": "1048576", "task": "inference"}),
         ("-c 32K", {"seq": "32768"}),
         ("--load-in-4bit", {"quant": "nf4"}),
         ("--attn-implementation flash_attention_2", {"attention": "flash-attn-2"}),

@@ -159,10 +159,20 @@ class Estimating(Sections):
         from memfit.cli.engine import engine_named
 
         if not engine_named(args) and not self.implies_engine(args):
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, self.with_task(args))
         ctx.params = {"engine_words": tuple(args)}
         ctx.args = []
         return []
+
+    def with_task(self, args: list[str]) -> list[str]:
+        """`args` with the task that they mean but do not name."""
+        option = cli_arguments.context_of(args)
+        if not option:
+            return args
+        message = f"`{option}` is read as a question about answering, so `--task inference`"
+        hint = "for training, name a `--method`, and the length by `--seq`"
+        complain((Problem(message=message, hint=hint, level="note"),))
+        return [*args, "--task", "inference"]
 
     def implies_engine(self, args: Sequence[str]) -> bool:
         """Whether the words mean an engine that they do not name."""
@@ -180,6 +190,9 @@ class Estimating(Sections):
 
 class PlanningCommand(Estimating):
     """`--engine NAME` plans the settings of a serving engine."""
+
+    def with_task(self, args: list[str]) -> list[str]:
+        return args
 
     def implies_engine(self, args: Sequence[str]) -> bool:
         return False

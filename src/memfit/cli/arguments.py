@@ -189,6 +189,25 @@ class Reader:
         self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint, fix=fix))
 
 
+# Lengths that are only given where a model answers, and the options of both tasks.
+CONTEXTS = frozenset(("context", "context-length", "ctx", "ctx-size", "num-ctx", "max-model-len"))
+NEUTRAL = frozenset(
+    ("attention", "batch", "gpu", "memory", "offline", "precision", "quant", "seq", "use", "model")
+)
+
+
+def context_of(words: Sequence[str]) -> str:
+    """The option that makes a question one about answering: a context, and nothing that belongs to
+    training alone. Empty where there is none."""
+    table = meanings(NEUTRAL)
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    folded = {flag: flag.lstrip("-").replace("_", "-").lower() for flag in flags}
+    shown = ("help", "help-all", "json", "format", "explain", "bytes", "strict", "gpus")
+    if any(one not in (*NEUTRAL, *table, *shown) for one in folded.values()):
+        return ""
+    return next((flag for flag, one in folded.items() if one in CONTEXTS), "")
+
+
 def elsewhere(folded: str) -> str:
     """Another command that has an option; empty where none has."""
     from memfit.api.serving import Answering
@@ -267,4 +286,4 @@ def mended(word: str, fixes: dict[str, str]) -> Iterator[str]:
         yield word
 
 
-__all__ = ["corrected", "read"]
+__all__ = ["context_of", "corrected", "read"]
