@@ -57,6 +57,7 @@ NOT_COUNTED = {
 }
 _LENGTHS = "`--lengths data.jsonl` reads the lengths of your texts"
 INSTEAD = {
+    **dict.fromkeys(("vllm", "sglang", "ollama", "llamacpp"), "an engine is named by `--engine`"),
     "cpu": "memfit is about GPU memory; `--engine llama.cpp -ngl 0` counts a run on the CPU",
     "dataset": _LENGTHS,
     "dataset-name": _LENGTHS,
@@ -92,6 +93,8 @@ def unrelated(typed: str, where: str = "") -> Problem | None:
     if name in NOT_COUNTED:
         hint = f"remove it; {NOT_COUNTED[name]}"
         return Problem(message=f"memfit does not count {shown}", where=where, hint=hint, fix=fix)
+    if name in OBJECTIVES:
+        return Problem(message=f"unknown option {shown}", where=where, hint=NO_OBJECTIVE)
     if name in INSTEAD:
         return Problem(message=f"unknown option {shown}", where=where, hint=INSTEAD[name])
     return None

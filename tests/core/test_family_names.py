@@ -36,6 +36,13 @@ def test_a_size_means_the_models_of_that_size() -> None:
     assert "meta-llama/Llama-3.1-70B" in models_of("70B")
 
 
+def test_a_family_with_a_size() -> None:
+    found = models_of("llama 70b")
+    assert found[-1] == "meta-llama/Llama-3.1-70B"  # of one size the plainest name is last
+    assert all("lama" in one and "70b" in one.lower() for one in found)
+    assert not any("DeepSeek" in one for one in found)
+
+
 def test_each_model_comes_in_one_form_smallest_first() -> None:
     counts = {one.name: one.parameters or one.published or 0 for one in catalog.entries()}
     for name in ("gemma3", "qwen3", "mistral", "70b", "granite"):
@@ -71,6 +78,36 @@ def test_one_model_is_no_family() -> None:
 )
 def test_a_family_is_no_misspelled_command(word: str, means: str) -> None:
     assert routed([word, "--gpu", "rtx-4090"], VERBS)[0] == means
+
+
+@pytest.mark.parametrize(
+    ("words", "means"),
+    [
+        ("qwen3 8b lora 4090", "estimate|qwen3 8b|--method|lora|--gpu|4090"),
+        ("llama-3.1-8b 2x3090", "card|llama-3.1-8b|--gpu|2x3090"),
+        ("qwen3-8b on 4090 --json", "card|qwen3-8b|--gpu|4090|--json"),
+        ("gemma 2 9b", "card|gemma 2 9b"),
+        ("mixtral 8x7b", "card|mixtral 8x7b"),
+        ("qwen3-8b h100 full --seq 4096", "estimate|qwen3-8b|--gpu|h100|--method|full|--seq|4096"),
+        ("qwen3-8b --vram 16", "card|qwen3-8b|--vram|16"),
+        ("--model qwen3-8b --gpu t4", "card|--model|qwen3-8b|--gpu|t4"),
+        ("qwen3-8b nonsense", "card|qwen3-8b|nonsense"),
+    ],
+)
+def test_words_before_the_first_option_are_known_by_what_they_name(words: str, means: str) -> None:
+    assert "|".join(routed(words.split(), VERBS)) == means
+
+
+def test_a_context_asks_for_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without this it was full fine-tuning with sequences of 32k tokens: 415 GiB."""
+    assert main(["qwen3-8b", "--gpu", "h100", "--context", "32k", "--offline"]) == 0
+    said = capsys.readouterr()
+    assert "inference" in said.out
+    assert "`--context` is read as a question about answering" in said.err
+    main(["qwen3-8b", "--gpu", "h100", "--context", "2k", "--method", "lora", "--offline"])
+    said = capsys.readouterr()
+    assert "finetune lora" in said.out
+    assert "note:" not in said.err
 
 
 @pytest.mark.parametrize("name", ["claude", "Claude-3.5-Sonnet", "gpt-4o", "GPT4", "gemini 2.5"])

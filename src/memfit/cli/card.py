@@ -19,6 +19,8 @@ Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 HELP_WORDS = ("help", "-h", "--help-all", "version")
 OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)
+METHODS = ("lora", "qlora", "full")
+BETWEEN = ("on", "with", "for", "using", "in")
 PASTED = ("estimate", "card")  # verbs behind which people paste other programs' commands
 
 
@@ -51,15 +53,49 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
         return list(words)
     if not first.startswith("-") and is_gpu(first) and not is_model(first):
         first, words = "--gpu", ["--gpu", *words]
-    if not first.startswith("-") and not modelled(first, verbs):
-        return list(words)
-    from memfit.api.card import OPTIONS
-
-    known = {f"--{name}" for name in (*OPTIONS, "gpus", "no-offline")} | {*FORMS, "--help"}
+    if not first.startswith("-"):
+        placed = named_by_place(words)
+        if not modelled(placed[0], verbs):
+            return list(words)
+        first, words = placed[0], placed
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    if any(flag not in known for flag in flags) or first.endswith((".yaml", ".yml")):
+    if not set(flags) <= own_flags() or first.endswith((".yaml", ".yml")):
         return ["estimate", *words]
     return ["card", *words]
+
+
+def named_by_place(words: Sequence[str]) -> list[str]:
+    """`qwen3 8b lora 4090` with options for the method and the GPU: only what stands before the
+    first option."""
+    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    name, options = [words[0]], list[str]()
+    for word in words[1:count]:
+        if word.lower() in METHODS:
+            options += ["--method", word.lower()]
+        elif is_gpu(word) and not is_model(word) and "--gpu" not in options:
+            options += ["--gpu", word]
+        elif word.lower() not in BETWEEN:
+            name.append(word)
+    return [*joined(name), *options, *words[count:]]
+
+
+def joined(name: list[str]) -> list[str]:
+    """The words of a model's name as one, where they are one."""
+    from memfit.model.family_names import models_of
+    from memfit.model.spellings import meant
+
+    whole = " ".join(name)
+    one = len(name) > 1 and (is_model(whole) or meant(whole) is not None or models_of(whole))
+    return [whole] if one else name
+
+
+def own_flags() -> frozenset[str]:
+    """The options of a card, under all their names."""
+    from memfit.api.card import OPTIONS
+    from memfit.spellings import names
+
+    known = [f"--{name}" for name in names((*OPTIONS, "model"))]
+    return frozenset((*known, "--gpus", "--no-offline", *FORMS, "--help"))
 
 
 def helped(words: Sequence[str]) -> list[str]:

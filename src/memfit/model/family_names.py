@@ -33,7 +33,7 @@ def models_of(name: str) -> tuple[str, ...]:
     single: dict[tuple[str, int], str] = {}
     for one in sorted(some, key=len):
         single.setdefault((without_ending(plain(one)), counts[one]), one)
-    ordered = sorted(single.values(), key=lambda one: (counts[one], one))
+    ordered = sorted(single.values(), key=lambda one: (counts[one], -len(one), one))
     return tuple(thinned(ordered, counts))
 
 
@@ -43,6 +43,9 @@ def begun(word: str) -> list[str]:
     if SIZE.fullmatch(word):
         size = re.compile(rf"(?:^|-|(?<=[a-z])_){re.escape(word)}(?:-|$)")
         return [one for one in names if size.search(one.rpartition("/")[2].lower())]
+    family, _, last = re.sub(r"[-_\s]+", " ", word).rpartition(" ")
+    if family and SIZE.fullmatch(last) and (some := set(begun(last)) & set(begun(family))):
+        return [one for one in names if one in some]
     parts = re.findall(r"[a-z]+|\d+(?:\.\d+)*", word)
     if not parts:
         return []

@@ -79,7 +79,7 @@ def meant(name: str) -> Meant | None:
     bare = _GGUF.sub("", bare) if bare != name else bare
     ollama = ":" in bare or bare.lower() in LATEST
     owned = "/" in name and bare == name  # somebody's own model: no other is meant
-    key = exact(bare) or (None if owned else short(bare.rpartition("/")[2]))
+    key = exact(bare) or (None if owned else short(bare.rpartition("/")[2]) or of_words(bare))
     if key is None:
         return None
     read = f"`{name[:80]}` is read as {key}"
@@ -117,6 +117,11 @@ def exact(name: str) -> str | None:
     if listed is not None and catalog.find(listed):
         return listed
     return catalog.find(name) or (short(low) if low != name.lower() else None)
+
+
+def of_words(name: str) -> str | None:
+    """A name of Ollama's library without its separators: `deepseek r1 8b`."""
+    return next((exact(one) for one in OLLAMA if squeezed(one) == squeezed(name)), None)
 
 
 def short(name: str) -> str | None:
