@@ -81,6 +81,7 @@ class KernelOutcome:
         return self.predicted / self.kernel.value - 1
 
 
+MEAN = "mean over GPUs"  # a row's scope
 Ask = Callable[[Case], tuple[Model, Estimate, float]]
 
 
@@ -184,7 +185,7 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
         others[TRACE], spent[TRACE] = traced.predicted, traced.seconds
         refuses |= {TRACE: traced.refuses} if traced.refuses is not None else {}
     where = found.memory.at
-    said = predicted(case.metric, found)
+    said = predicted(case.metric, found) if case.scope != MEAN else mean(case, found, ask)
     least, most = reach(case.metric, said, found)
     return Outcome(
         case=case,
@@ -201,6 +202,23 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
         failed=failed,
         refusals=refuses,
         traced=traced,
+    )
+
+
+def mean(case: Case, found: Estimate, ask: Ask) -> int:
+    """What ranks that differ show in the mean; `found` is that of the worst."""
+    each = [
+        predicted(
+            case.metric,
+            found if one.rank == found.strategy.rank else ask(replace(case, rank=one.rank))[1],
+        )
+        * one.alike
+        for one in found.ranks
+    ]
+    return (
+        sum(each) // sum(one.alike for one in found.ranks)
+        if each
+        else predicted(case.metric, found)
     )
 
 
