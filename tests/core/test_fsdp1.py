@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from memfit import estimate
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower, walked
+from memfit.lower.recorder import Recorder
 from memfit.model.families import build
+from memfit.parallel.fsdp1.wrap import LAUNCHES, Host
 from memfit.simulate.allocator import Allocator
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, FSDP, Strategy
@@ -227,3 +230,72 @@ def test_every_gather_from_the_third_on_waits(options: dict[str, Any]) -> None:
             if isinstance(event, Sync) and (event.stream, event.waits_for) == (1, 0)
         ]
         assert waits or at in gathers[:2], f"gather {gathers.index(at)} waits for nothing"
+
+
+PACKED: dict[str, Any] = {"method": "qlora", "prepare_kbit": False, "framework": "trl"}
+
+
+def waits(options: dict[str, Any], rank: int, **layout: Any) -> int:
+    """How often broadcast blocks come back while units are wrapped."""
+    strategy = Strategy(fsdp=FSDP(**{"size": 2, "version": 1, **layout}), rank=rank)
+    events = lower(MODEL, Job(**{"batch": 2, "seq": 64, **PACKED, **options}), strategy)
+    begun = itertools.takewhile(lambda event: getattr(event, "phase", "load") == "load", events)
+    return sum(isinstance(event, Sync) for event in begun)
+
+
+def test_ranks_that_load_no_packed_weights_keep_every_broadcast() -> None:
+    """Nothing makes their host wait, so that no layer finds the broadcast block of the one
+    before."""
+    larger = {**CONFIG, "hidden_size": 1024, "intermediate_size": 4096}
+    layers = CONFIG["num_hidden_layers"]
+    found = [
+        estimate(
+            larger,
+            versions=OLD,
+            batch=1,
+            seq=8,
+            gpus="2xa100-80gb",
+            use=f"fsdp=2,version=1{more}",
+            **PACKED,
+        )
+        for more in ("", ",offload")
+    ]
+    ranks = {one.rank: one for one in found[0].ranks}
+    assert [(one.rank, one.alike) for one in found[0].ranks] == [(0, 1), (1, 1)]
+    assert found[0].strategy.rank == 1
+    assert ranks[0].allocated == pytest.approx(ranks[1].allocated, rel=0.01)
+    packed = (2 * 1024 * 1024 + 2 * 512 * 1024 + 3 * 1024 * 4096) // 2  # bytes of a layer
+    more = ranks[1].device - ranks[0].device
+    assert (layers - 3) * packed <= more <= (layers + 2) * packed
+    assert len(found[1].ranks) <= 1  # what is offloaded waits
+
+
+@pytest.mark.parametrize(
+    ("options", "layout", "ahead"),
+    [
+        ({}, {}, True),
+        ({"versions": OLD.replace("4.48.1", "4.57.3")}, {}, True),
+        ({"versions": OLD.replace("4.48.1", "4.44.2")}, {}, False),
+        ({"versions": "transformers=5.0.0"}, {}, False),
+        ({"method": "lora"}, {}, False),
+        ({}, {"packed": False}, False),
+        ({}, {"offload": True}, False),
+    ],
+)
+def test_who_wraps_empty_weights(
+    options: dict[str, Any], layout: dict[str, Any], ahead: bool
+) -> None:
+    options = {"versions": OLD, **options}
+    first, other = (waits(options, rank, **layout) for rank in (0, 1))
+    assert (first, other) == (first, 1 if ahead else first)
+    assert first > CONFIG["num_hidden_layers"]
+
+
+def test_a_full_queue_holds_the_host_up() -> None:
+    recorder = Recorder()
+    host = Host(recorder, ahead=True)
+    for _ in range(4):
+        host.wrapped(LAUNCHES // 2, broadcasts=1)
+    host.wait()
+    syncs = [event for event in recorder.events if isinstance(event, Sync)]
+    assert [one.behind for one in syncs] == [2, 2, 0]

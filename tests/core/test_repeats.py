@@ -7,7 +7,7 @@ import pytest
 
 from memfit import band
 from memfit.truth import Case, read
-from memfit.truth.answers import asker, predicted
+from memfit.truth.answers import Outcome, asker, outcome, predicted
 from memfit.truth.repeats import METRIC, Repeat, apart, middle, nearest, repeats
 
 GIB, MIB = 2**30, 2**20
@@ -115,3 +115,19 @@ def test_words() -> None:
         pytest.approx(0.05),
         pytest.approx(0.1),
     )
+
+
+@pytest.mark.parametrize("name", ["fms-0641", "fms-0721", "fms-0744"])
+def test_a_mean_over_gpus_counts_ranks_that_wrapped_empty_weights(name: str) -> None:
+    """They keep the broadcasts of all layers (parallel/fsdp1/wrap.py), and rank 0 does not: one of
+    two, or three of four."""
+    case, ask = next(one for one in ROWS if one.id == name), asker(None)
+    first, other = (predicted(METRIC, ask(replace(case, rank=rank))[1]) for rank in (0, 1))
+    found = outcome(case, ask, ())
+    assert isinstance(found, Outcome)
+    said = found.predicted
+    ranks = case.strategy.ranks
+    assert case.scope == "mean over GPUs"
+    assert other - first > 3 * GIB
+    assert said == (first + (ranks - 1) * other) // ranks
+    assert abs(said / case.value - 1) < 0.035 < abs(first / case.value - 1)

@@ -43,7 +43,7 @@ from memfit.parallel.flat_parameters import (
     scales,
     values,
 )
-from memfit.parallel.fsdp1.wrap import arrive, inner_first
+from memfit.parallel.fsdp1.wrap import Host, arrive, inner_first, runs_ahead
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part, Sync
@@ -79,6 +79,7 @@ class FSDP1(Engine):
         self.around = self.layout.checkpoint_inside or program.job.version("transformers") >= AROUND
         self.inner = program.adapter is not None and self.layout.adapters == "units"
         self.inside: dict[int, str] = {}  # adapters' matrices that are units
+        self.host = Host(r, program.strategy.rank > 0 and runs_ahead(program))
         self.units: dict[str, Flat] = {}
         self.shown: dict[int, Format] = {}
         self.ignored: list[tuple[str, Tensor]] = []  # adapters that stay whole, with their spans
@@ -97,6 +98,17 @@ class FSDP1(Engine):
     def foldable(strategy: Strategy) -> bool:
         """A unit that holds all layers is none of theirs."""
         return strategy.fsdp is None or strategy.fsdp.wrap != "none"
+
+    @staticmethod
+    def distinct_ranks(
+        program: Program, *, every: bool, lightest: bool
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Live bytes differ little; what wrapping leaves in the cache does."""
+        strategy = program.strategy
+        if not every or len(strategy.distinct()) > 1 or not runs_ahead(program):
+            return None
+        others = ((1, strategy.ranks - 1),)
+        return ((0, 1), *others) if lightest else others
 
     # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
@@ -125,6 +137,7 @@ class FSDP1(Engine):
         for name in inner_first(found, spans):
             self.r.mark("load", spans[name])
             made[name] = self.unit(name, spans[name], tuple(found[name]))
+        self.host.wait()
         self.units = {name: made[name] for name in found}
         self.r.mark("load")
 
@@ -157,7 +170,7 @@ class FSDP1(Engine):
         shard = -(-count // self.ranks)
         r.where = span
         arrived = arrive(
-            r, leaves, first, count if layout.shard else 0, self.program.strategy.shards
+            self.host, leaves, first, count if layout.shard else 0, self.program.strategy.shards
         )
         block = r.tensor((shard,), first, "shard", "weights").storage
         arrived.clear()

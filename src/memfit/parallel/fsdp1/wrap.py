@@ -5,24 +5,80 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated
 
+from memfit.constants import measured
 from memfit.formats import Format
 from memfit.lower.engine import ROOT
 from memfit.lower.recorder import Recorder
 from memfit.lower.shards import COMPUTE, REDUCE
 from memfit.lower.tensors import Tensor
+from memfit.model.quantized import method
 from memfit.parallel.coalesced import COALESCED, IN_FLIGHT, Item, buckets
 from memfit.parallel.flat_parameters import Lent, values
+from memfit.program import Program
 from memfit.tape import Sync
+
+LAUNCHES: Annotated[
+    int,
+    measured("kernels that a stream takes before the host waits", "stackoverflow.com/q/53970187"),
+] = 1024
+FLATTENED = 2  # kernels that make the flat parameter and cut the shard
+# Versions of transformers in which ranks but the first leave packed weights on `meta`
+# (modeling_utils.py _load_state_dict_into_meta_model of 4.45.2 and 4.57.3; not in 4.44.2 and 5.23).
+EMPTY = ((4, 45), (5, 0))
+
+
+def runs_ahead(program: Program) -> bool:
+    """Whether ranks but the first wrap empty weights, so that nothing makes their host wait: of
+    packed weights with `cpu_ram_efficient_loading`, which accelerate materializes by `to_empty`."""
+    job, layout = program.job, program.strategy.fsdp
+    return (
+        layout is not None
+        and layout.packed
+        and not layout.offload
+        and job.hugging
+        and EMPTY[0] <= job.version("transformers") < EMPTY[1]
+        and (program.quant is not None or bool(method(program.model.config)))
+    )
+
+
+class Host:
+    """What the host launched while units are wrapped and did not wait for. Rank 0 copies weights
+    from pageable memory, which waits for the GPU. A rank that runs `ahead` is held up by the queue
+    of its stream alone, and blocks that NCCL's stream used are not free until it gets there."""
+
+    def __init__(self, r: Recorder, ahead: bool) -> None:
+        self.r, self.launched = r, 0
+        self.queue = LAUNCHES if ahead else 0
+        self.waiting: deque[tuple[int, int]] = deque()  # launches by then, and broadcast blocks
+
+    def wrapped(self, launches: int, broadcasts: int) -> None:
+        self.launched += launches
+        self.waiting.append((self.launched, broadcasts))
+        if self.launched - self.waiting[0][0] >= self.queue:
+            while self.waiting and self.launched - self.waiting[0][0] >= self.queue:
+                self.waiting.popleft()
+            self.sync()
+
+    def wait(self) -> None:
+        """The first batch comes from the host."""
+        if self.waiting:
+            self.waiting.clear()
+            self.sync()
+
+    def sync(self) -> None:
+        self.r.write(Sync(COMPUTE, REDUCE, sum(blocks for _, blocks in self.waiting)))
 
 
 def arrive(
-    r: Recorder, leaves: Sequence[Tensor], format: Format, flat: int, ranks: int
+    host: Host, leaves: Sequence[Tensor], format: Format, flat: int, ranks: int
 ) -> list[object]:
     """What is on the GPU until a unit's shard is cut: its parameters, which come one by one
     (`device_id`), and the flat one of `flat` values. What the first rank sends
     (`sync_module_states`) is copied together first, in blocks that NCCL's stream uses; a lone
     tensor is sent as it is. The allocator keeps all of it for the steps."""
+    r, launches, broadcasts = host.r, FLATTENED, 0
     sizes = [format.bytes(values(leaf, format)) for leaf in leaves]
     arrived: list[object] = [r.scratch(size, "to", "weights") for size in sizes]
     flying: deque[Lent] = deque()
@@ -33,10 +89,11 @@ def arrive(
             flying.popleft().drop()
         flying.append(copied(r, sum(bucket)))
         r.comm("broadcast", sum(bucket), ranks, "fsdp", REDUCE)
+        launches, broadcasts = launches + len(bucket) + 1, broadcasts + 1  # copies back, and `cat`
     for one in flying:
         one.drop()
     arrived.append(r.scratch(format.bytes(flat), "cat", "weights"))
-    r.write(Sync(COMPUTE, REDUCE, 0))
+    host.wrapped(launches, broadcasts)
     return arrived
 
 
@@ -56,4 +113,4 @@ def inner_first(names: Iterable[str], spans: Mapping[str, str]) -> Iterator[str]
         yield from sorted(layers[span], key=lambda name: name in (span, ROOT))
 
 
-__all__ = ["arrive", "inner_first"]
+__all__ = ["Host", "arrive", "inner_first", "runs_ahead"]
