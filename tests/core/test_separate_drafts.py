@@ -174,15 +174,16 @@ def test_ranks_of_a_draft_are_the_targets() -> None:
     vllm(speculative_config=draft)
 
 
-def test_a_model_of_many_layers_is_hardly_eagles_draft() -> None:
+def test_a_plain_model_is_no_draft_of_eagle() -> None:
     model = "meta-llama/Llama-3.2-1B-Instruct"
-    warned = vllm(speculative_config={"model": model, "method": "eagle"})
-    options = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": model}
-    for answer in (warned, sglang(**options)):
-        assert any("EAGLE's drafts have one layer" in one.message for one in answer.problems)
-    assert not any(
-        "EAGLE" in one.message for one in vllm(speculative_config={"model": model}).problems
-    )
+    message = "EAGLE's drafts have one layer, and this model has 16"
+    with pytest.raises(InputError, match=message) as bad:
+        vllm(speculative_config={"model": model, "method": "eagle"})
+    assert len(bad.value.problems) == 1
+    with pytest.raises(InputError, match=message):
+        sglang(speculative_algorithm="EAGLE", speculative_draft_model_path=model)
+    assert vllm(speculative_config={"model": model, "method": "draft_model"}).figures
+    assert vllm(speculative_config={"model": model}).figures
 
 
 @pytest.mark.parametrize(("kind", "tables"), [("eagle", 2), ("eagle3", 1), ("dflash", 0)])

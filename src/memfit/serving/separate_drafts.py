@@ -95,15 +95,16 @@ def draft_of(
     return Draft(kind=kind, config=subject.config, model=subject.model, scheme=scheme)
 
 
-def draft_notes(draft: Draft | None, where: str) -> list[Problem]:
-    """A warning about a draft that is hardly one of EAGLE's, which have one layer."""
+def draft_problems(draft: Draft | None, where: str) -> list[Problem]:
+    """A plain model as EAGLE's draft. EAGLE's have one layer, or a class with this name; engines
+    would load a plain one without its embedding and head, or find no class for it."""
     if draft is None or draft.kind != EAGLE or len(draft.layers) == 1:
+        return []
+    if any("eagle" in str(one).lower() for one in draft.config.get("architectures") or ()):
         return []
     return [
         Problem(
-            level="warning",
-            message=f"EAGLE's drafts have one layer, and this one has {len(draft.layers)}: it is "
-            "counted as layers without an embedding and a head",
+            message=f"EAGLE's drafts have one layer, and this model has {len(draft.layers)}",
             where=where,
             hint="a smaller model that drafts alone is `draft_model` in vLLM, STANDALONE in SGLang",
         )

@@ -21,8 +21,8 @@ from memfit.serving.separate_drafts import (
     MODEL,
     Draft,
     draft_name,
-    draft_notes,
     draft_of,
+    draft_problems,
 )
 from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
@@ -103,7 +103,7 @@ def set_up(question: Question) -> Setup:
     raise_errors(problems)
     problems += uncounted(question, graphs)
     separate = separate_draft(question)
-    problems += draft_notes(separate, "speculative_algorithm")
+    raise_errors(draft_problems(separate, "speculative_algorithm"))
     length = int(options.get("context_length") or 0) or model.positions or 2048
     width = number_width(model, options.get("dtype"))
     return Setup(

@@ -11,7 +11,8 @@ from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.flags import AUTO
-from memfit.serving.separate_drafts import Draft, draft_notes
+from memfit.serving.separate_drafts import Draft
+from memfit.serving.separate_drafts import draft_problems as eagle_problems
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
 from memfit.serving.vllm.encoders import Step
@@ -103,7 +104,7 @@ def set_up(question: Question) -> Setup:
     problems += count_problems(question, gpus)
     raise_errors(problems)
     separate = separate_draft(question)
-    problems += draft_notes(separate, "speculative_config")
+    raise_errors(eagle_problems(separate, "speculative_config"))
     compiles = compiles_kernels(question, rules)
     batched, requests = step_sizes(question, rules, length)
     seen = seen_images(question, rules, width, (length, batched, requests))
