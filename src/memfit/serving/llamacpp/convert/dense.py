@@ -50,6 +50,20 @@ def llama(sheet: Sheet) -> str:
     return "llama"
 
 
+# LlamaConfig of transformers, for what a config inside a config leaves out.
+LLAMA_DEFAULTS = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+
+
+def llava(sheet: Sheet) -> str:
+    sheet.config = {**LLAMA_DEFAULTS, **sheet.config}
+    return llama(sheet)
+
+
 def mistral3(sheet: Sheet) -> str:
     _usual(sheet)
     return "mistral3"
@@ -429,16 +443,23 @@ def _cohere_layers(sheet: Sheet, *, norm: bool) -> Sizes:
     return size
 
 
-def glm4(sheet: Sheet) -> str:
+def glm4(sheet: Sheet, bias: bool | None = None) -> str:
     size = sizes(sheet)
     ends(sheet, size)
+    biased = sheet.flag("attention_bias") if bias is None else bias
     for index in range(size.layers):
         sheet.layer(index)
         sheet.norms(size.width, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-        attention(sheet, size, bias=sheet.flag("attention_bias"), out_bias=False)
+        attention(sheet, size, bias=biased, out_bias=False)
         sheet.matrix("ffn_up", 2 * size.inner, size.width)
         sheet.matrix("ffn_down", size.width, size.inner)
     return "glm4"
+
+
+def glm4v(sheet: Sheet) -> str:
+    """GLM-4.1V's text model, whose queries, keys and values always have a bias
+    (modeling_glm4v.py Glm4vTextAttention)."""
+    return glm4(sheet, bias=True)
 
 
 def chatglm(sheet: Sheet) -> str:
