@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from functools import lru_cache
 from typing import Any
 
@@ -171,26 +171,31 @@ def kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 class Skip:
     """Modules that stay as they are, by patterns: a whole path, a part of it, what a `*` makes of
-    it, or behind `re:` what a regular expression finds. Plain names are looked up, not searched:
-    some checkpoints list thousands."""
+    it, or behind `re:` what a regular expression finds. Plain names are looked up, and patterns
+    with wildcards are one expression: some checkpoints list thousands of names."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
-        opened = [one for one in patterns if one.startswith("re:") or WILD.search(one)]
-        self.plain = frozenset(patterns) - frozenset(opened)
-        self.opened = tuple(opened)
+        self.expressions = tuple(one for one in patterns if one.startswith("re:"))
+        wild = {one for one in patterns if WILD.search(one)}.difference(self.expressions)
+        self.plain = frozenset(patterns).difference(self.expressions, wild)
+        self.wild = re.compile("|".join(map(translate, sorted(wild)))) if wild else None
+        self.literal = wild  # a path may have such characters itself
 
     def __contains__(self, path: object) -> bool:
-        parts = str(path).split(".")
+        name = str(path)
+        parts = name.split(".")
         ends = range(1, len(parts) + 1)
         if any(".".join(parts[i:end]) in self.plain for end in ends for i in range(end)):
             return True
-        return any(opened(pattern, str(path)) for pattern in self.opened)
+        if self.wild is not None and self.wild.match(name):
+            return True
+        if WILD.search(name) and any(f".{one}." in f".{name}." for one in self.literal):
+            return True
+        return any(found(one, name) for one in self.expressions)
 
 
-def opened(pattern: str, path: str) -> bool:
-    """Whether a regular expression or a pattern with wildcards means `path`."""
-    if not pattern.startswith("re:"):
-        return fnmatchcase(path, pattern) or f".{pattern}." in f".{path}."
+def found(pattern: str, path: str) -> bool:
+    """Whether a regular expression means `path`."""
     try:
         return re.match(pattern[3:], path) is not None
     except re.error as bad:
