@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from memfit.tape import Free
 from memfit.trace import lines
+from memfit.trace.generation import Generation
+from memfit.trace.like import PLAIN, made, parts, plain, template, tensors_in
 from memfit.trace.recorder import Block, Recorder
 
 ALIKE = 3  # passes that must have been alike
@@ -19,7 +21,6 @@ ALIKE = 3  # passes that must have been alike
 # which torch's allocator takes a large segment (c10/core/CachingAllocator kSmallSize, torch 2.13).
 SLACK = 1 << 20
 GATHERING = (list, dict, set, collections.deque)
-PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +40,19 @@ class Repeats:
         self.recorder = recorder
         self.known: dict[int, tuple[weakref.ref[Any], dict[Hashable, Passes]]] = {}
         self.skipped = 0
+        self.generation = Generation()
 
     def run(
         self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """The result of the module, or one like those that it has given so far."""
         shapes = shape_of((args, kwargs))
-        if shapes is None or hooked(module):
+        if hooked(module):
             return call(module, *args, **kwargs)
+        if shapes is None:
+            skipped, result = self.generation.step(lambda: call(module, *args, **kwargs), kwargs)
+            self.skipped += skipped
+            return result
         kinds, key = self.of(module), (state_of(module), shapes)
         before, alive = kinds.get(key, Passes()), self.alive()
         if before.count >= ALIKE and alive <= before.most + SLACK:
@@ -59,7 +65,7 @@ class Repeats:
         kinds[key] = Passes(most=max(alive, before.most))
         if (
             (sizes == before.sizes or not before.count)
-            and all(plain(one) for one in parts_of(result))
+            and all(plain(one) for one in parts(result))
             and self.fresh([*tensors_in(result)], events)
             and unwritten(buffers, versions(module))
         ):
@@ -137,58 +143,6 @@ def shape_of(value: Any) -> Hashable:
     if type(value) is dict:
         return shape_of([*value.items()])
     return None
-
-
-def parts_of(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for one in value.values():
-            yield from parts_of(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from parts_of(one)
-    else:
-        yield value
-
-
-def plain(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, *PLAIN))
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    return (one for one in parts_of(value) if isinstance(one, torch.Tensor))
-
-
-class Like:
-    """A tensor to be made again, with the whole storage that a view keeps alive."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype, self.device = tensor.dtype, tensor.device
-        self.values = tensor.untyped_storage().nbytes() // tensor.itemsize
-        self.view = tensor.shape, tensor.stride(), tensor.storage_offset()
-
-    def __call__(self) -> torch.Tensor:
-        storage = torch.zeros(self.values, dtype=self.dtype, device=self.device)
-        return storage.as_strided(*self.view)
-
-
-def template(value: Any) -> Any:
-    return replaced(value, lambda one: Like(one) if isinstance(one, torch.Tensor) else one)
-
-
-def made(value: Any) -> Any:
-    return replaced(value, lambda one: one() if isinstance(one, Like) else one)
-
-
-def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure around other leaves; transformers' outputs are dicts of a class."""
-    if isinstance(value, dict):
-        found = {key: replaced(one, change) for key, one in value.items()}
-        return found if type(value) is dict else type(value)(**found)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(replaced(one, change) for one in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(replaced(one, change) for one in value)
-    return change(value)
 
 
 __all__ = ["Repeats"]

@@ -1,0 +1,92 @@
+"""Tokens that a script generates one by one: once a few of them have been, the model is not run for
+those in the middle, and their keys and values join the cache all the same."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from memfit.trace import like
+
+FIRST = 3  # tokens that the model is run for, behind the prompt
+LAST = 2  # tokens at the end that it is run for, when the cache is largest
+GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers of a cache with keys and values
+NEAR = 12  # frames between `generate`'s loop and the model that it calls
+
+
+def layers_of(cache: Any) -> int:
+    """How many layers a cache has that holds keys and values alone; else 0."""
+    if type(cache).__name__ != "DynamicCache":
+        return 0
+    layers = getattr(cache, "layers", None)
+    if layers is None:  # before transformers 4.54
+        return len(cache.key_cache)
+    plain = all(type(one).__name__ in GROWING for one in layers)
+    return len(layers) if plain else 0
+
+
+def pair(cache: Any, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a layer."""
+    if not hasattr(cache, "layers"):
+        return cache.key_cache[index], cache.value_cache[index]
+    return cache.layers[index].keys, cache.layers[index].values
+
+
+def limit() -> int:
+    """The length at which the loop that is running ends; 0 if none says so."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(NEAR):
+        if frame is None:
+            break
+        criteria = frame.f_locals.get("stopping_criteria")
+        if isinstance(criteria, list):
+            return max((int(getattr(one, "max_length", 0) or 0) for one in criteria), default=0)
+        frame = frame.f_back
+    return 0
+
+
+class Generation:
+    """The answer that is being generated, if there is one."""
+
+    def __init__(self) -> None:
+        self.cache: Callable[[], Any] = lambda: None
+        self.length = self.count = 0  # of the cache; of tokens that the model was run for
+        self.result: Any = None
+        self.kind: Any = None
+
+    def step(self, call: Callable[[], Any], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Whether the model was not run for this token, and its result."""
+        cache: Any = kwargs.get("past_key_values")
+        ids = kwargs.get("input_ids")
+        one = isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[1] == 1
+        if not one or not kwargs.get("use_cache") or not layers_of(cache):
+            return False, call()
+        length = int(cache.get_seq_length())
+        if self.cache() is not cache or length != self.length:
+            self.cache, self.count, self.result = weakref.ref(cache), 0, None
+        self.length = length + 1
+        if self.count >= FIRST and self.result is not None and self.length + LAST < limit():
+            return True, self.grown(cache)
+        found = call()
+        self.count += 1
+        self.remember(found, cache)
+        return False, found
+
+    def remember(self, found: Any, cache: Any) -> None:
+        """The result without the cache, which ends with the answer."""
+        rest = dict(found) if isinstance(found, dict) else {}
+        if rest.pop("past_key_values", None) is cache and all(map(like.plain, like.parts(rest))):
+            self.result, self.kind = like.template(rest), type(found)
+
+    def grown(self, cache: Any) -> Any:
+        for index in range(layers_of(cache)):
+            new = [one.new_empty((*one.shape[:-2], 1, one.shape[-1])) for one in pair(cache, index)]
+            cache.update(*new, index)
+        return self.kind(**like.made(self.result), past_key_values=cache)
+
+
+__all__ = ["Generation"]
