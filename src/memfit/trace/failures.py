@@ -331,8 +331,10 @@ def no_sizes(bad: BaseException, script: str) -> Told:
 
 
 def first_line(bad: BaseException) -> str:
-    text = str(bad).strip()
-    return text.splitlines()[0][:240].rstrip(". ") if text else ""
+    """The first line of an error, and the next one where the first ends with a colon."""
+    rows = [one.strip() for one in str(bad).strip().splitlines() if one.strip()]
+    found = " ".join(rows[: 2 if rows and rows[0].endswith(":") else 1])
+    return found[:240].rstrip(". ")
 
 
 RULES: tuple[Callable[[BaseException, str], Told], ...] = (

@@ -215,21 +215,47 @@ NAMES = {
 
 def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
     """For a script that asks a model for flash-attn on a machine that cannot build the package."""
-    true = getattr(model, "_check_and_adjust_attn_implementation", None)  # from 4.56 on
-    if true is None or importlib.util.find_spec("flash_attn") is not None:
+    if importlib.util.find_spec("flash_attn") is not None:
         return []
+    true = getattr(model, "_check_and_adjust_attn_implementation", None)  # from 4.56 on
+    if true is None:
+        return older_in_scripts(model, recorder)
 
     def adjust(self: Any, *args: Any, **given: Any) -> Any:
         asked, *args = args or (given.pop("attn_implementation", None),)  # type: ignore[assignment]
         version = NAMES.get(asked.removeprefix("paged|")) if isinstance(asked, str) else None
         if version is None:
             return true(self, asked, *args, **given)
-        message = "flash-attn is not installed: its memory is counted, its kernels do not run"
-        recorder.note("flash-attn", message)
+        recorder.note(*COUNTED)
         with cuda.patched(dispatching(model)):  # not for classes that look whether it is there
             return true(self, f"flash_attention_{version}", *args, **given)
 
     return [(model, "_check_and_adjust_attn_implementation", adjust)]
+
+
+def older_in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
+    """Up to transformers 4.55 a class chooses its attention; from the first that is asked for
+    flash-attn on, the package seems to be there."""
+    true = getattr(model, "_autoset_attn_implementation", None)
+    if true is None:
+        return []
+    stack = contextlib.ExitStack()  # until the script's end
+
+    def autoset(cls: Any, config: Any, *args: Any, **given: Any) -> Any:
+        wanted = given.get("use_flash_attention_2", args[0] if args else False)
+        if wanted or getattr(config, "_attn_implementation", None) == "flash_attention_2":
+            if "flash-attn" not in recorder.notes:
+                stack.enter_context(flash_older.installed(functions(2)))
+            recorder.note(*COUNTED)
+        return true.__func__(cls, config, *args, **given)
+
+    return [(model, "_autoset_attn_implementation", classmethod(autoset))]
+
+
+COUNTED = (
+    "flash-attn",
+    "flash-attn is not installed: its memory is counted, its kernels do not run",
+)
 
 
 def utilities(utils: Any) -> list[Patch]:

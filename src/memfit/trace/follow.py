@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 import torch
-from memfit.trace import cuda
+from memfit.trace import cuda, versions
 from memfit.trace.label import settle
 from memfit.trace.ops import collect
 from memfit.trace.paths import plain
@@ -108,7 +108,7 @@ class Follower:
             for tensor in one.buffers(recurse=False):
                 self.hold(tensor, "buffers", path)
         with contextlib.suppress(AttributeError):
-            self.vocabularies.add(int(module.config.get_text_config().vocab_size))
+            self.vocabularies.add(int(versions.text_config(module.config).vocab_size))
 
     def hold(self, tensor: torch.Tensor, part: Any, path: str) -> None:
         block = self.recorder.owned(tensor)

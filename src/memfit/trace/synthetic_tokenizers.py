@@ -11,7 +11,7 @@ import tomllib
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import failures, vision_tokens
+from memfit.trace import failures, versions, vision_tokens
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 
@@ -91,7 +91,7 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
         whole = transformers.GPT2Config()  # a repository without a model
         message = f"nothing is known of `{name}`: GPT-2's {whole.vocab_size:,} tokens are assumed"
         recorder.note(f"vocabulary {name}", message)
-    config = whole.get_text_config()
+    config = versions.text_config(whole)
     kind = KINDS.get(config.model_type, KINDS.get(whole.model_type, LLAMA))
     seen = vision_tokens.tokens(whole)
     special = {"pad_token": "<pad>", **kind} if seen else kind  # which processors ask for
@@ -173,6 +173,26 @@ def changes(recorder: Watcher) -> dict[str, Change]:
 
         return [(owner, "from_pretrained", classmethod(from_pretrained))]
 
+    def padding(owner: Any) -> list[Patch]:
+        """Whether a tokenizer without its files has a padding token is not known: one that has to
+        pad takes the end of a text."""
+        true = owner._get_padding_truncation_strategies
+
+        @functools.wraps(true)
+        def strategies(self: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return true(self, *args, **given)
+            except ValueError:
+                if self.pad_token is not None or not hasattr(self, "memfit_template"):
+                    raise
+                self.pad_token = self.eos_token or self.unk_token
+                name = self.name_or_path
+                message = f"the tokenizer of `{name}` is assumed to pad with `{self.pad_token}`"
+                recorder.note(f"padding {name}", message)
+                return true(self, *args, **given)
+
+        return [(owner, true.__name__, strategies)]
+
     def tiktoken(module: ModuleType) -> list[Patch]:
         true = module.get_encoding
 
@@ -191,9 +211,10 @@ def changes(recorder: Watcher) -> dict[str, Change]:
         "transformers.models.auto.tokenization_auto": lambda module: falling_back(
             module.AutoTokenizer
         ),
-        "transformers.tokenization_utils_base": lambda module: falling_back(
-            module.PreTrainedTokenizerBase
-        ),
+        "transformers.tokenization_utils_base": lambda module: [
+            *falling_back(module.PreTrainedTokenizerBase),
+            *padding(module.PreTrainedTokenizerBase),
+        ],
         "tiktoken.registry": tiktoken,
     }
 

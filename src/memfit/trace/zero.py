@@ -23,7 +23,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.zero.check import resolved as filled
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Part, Sync, Trim
-from memfit.trace import activation_offload, cuda, disk, inputs, steps, trl, ulysses
+from memfit.trace import activation_offload, cuda, disk, inputs, steps, trl, ulysses, versions
 from memfit.trace.collectives import tensors_of
 from memfit.trace.flat import DTYPES
 from memfit.trace.recorder import Recorder
@@ -189,7 +189,9 @@ def set_in_environment(values: Mapping[str, object]) -> Iterator[None]:
 def resolved(strategy: Strategy, model: Any) -> Strategy:
     if strategy.zero is None:
         return strategy
-    return replace(strategy, zero=filled(strategy.zero, model.config.get_text_config().hidden_size))
+    return replace(
+        strategy, zero=filled(strategy.zero, versions.text_config(model.config).hidden_size)
+    )
 
 
 @contextlib.contextmanager
