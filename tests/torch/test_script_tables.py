@@ -85,20 +85,21 @@ def encode(row):
 df["mood"].replace({"good": 1, "bad": 0})
 df = df[(df.lang == "en") & df["lang"].notna() & (df["text"] != "")]
 [x for x in row["part"] if x in ("a", "b")]
+kept = [place for place in places if isinstance(place, str)]
 """
 
 
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        ("kind", ("spam",)),
+        ("kind", ("spam", script_literals.OTHER)),
         ("topic", script_literals.UNNAMED),
         ("label", (0, 1)),
         ("mood", ("good", "bad")),
-        ("lang", ("en",)),
+        ("lang", ("en", script_literals.OTHER)),
         ("part", ("a", "b")),
         ("text", ()),
-        ("names", ()),
+        ("place", script_literals.UNNAMED),
     ],
 )
 def test_values_that_a_script_names(column: str, values: tuple[object, ...]) -> None:

@@ -21,6 +21,7 @@ from memfit.trace.synthetic_tokenizers import table
 MARK = "stand-in with the columns that are asked for"
 ASSUMED = "stand-in with the columns that are assumed"
 SPLIT = 200  # rows of a split that nobody named
+ALONE = 10_000  # rows that one process maps fast enough
 RATE = 16_000  # samples of a second
 # Kinds whose values are long, and of which a script names none.
 LONG = ("text", "messages", "conversations", "image", "audio", "tokens", "translation", "answers")
@@ -180,6 +181,8 @@ def removing(true: Any) -> Any:
 def mapping(true: Any, columns: Columns) -> Any:
     @functools.wraps(true)
     def over(self: Any, *args: Any, **given: Any) -> Any:
+        if len(self) <= ALONE and given.get("num_proc"):
+            given["num_proc"] = None  # what another process notes is lost
         if not marked(self):
             return true(self, *args, **given)
         if given.get("remove_columns") is not None:

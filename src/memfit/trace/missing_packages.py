@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 from memfit.trace import lines
+from memfit.trace.imports import Patch
 from memfit.trace.refuse import Watcher
 
 REPORTERS = frozenset(
@@ -210,6 +211,12 @@ def needed() -> bool:
     return lines.is_users(name)
 
 
+def installed(package: str) -> bool:
+    """Whether Python finds it, or what transformers takes in its place."""
+    found = importlib.util.find_spec(package) is not None
+    return found or (package == "tensorboard" and installed("tensorboardX"))
+
+
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Asked last, when nobody else has found a module."""
 
@@ -243,6 +250,20 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if package:
             self.note(package)
         return "99.0" if name == "__version__" else Kind(name, (Nothing,), {})
+
+    def reporting(self, module: types.ModuleType) -> list[Patch]:
+        """transformers' callbacks that report to a package which the arguments name."""
+        true = module.get_reporting_integration_callbacks
+
+        def callbacks(report_to: Any) -> Any:
+            if not isinstance(report_to, (list, tuple)):
+                return true(report_to)
+            lost = [one for one in report_to if one in REPORTERS and not installed(one)]
+            for one in lost:
+                self.note(one)
+            return true([one for one in report_to if one not in lost])
+
+        return [(module, true.__name__, callbacks)]
 
     def writer(self) -> dict[str, types.ModuleType]:
         """torch's module that writes for TensorBoard imports it."""

@@ -138,6 +138,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
         cuda.patched([(torch.nn.Parameter, "__new__", staticmethod(parameter_maker(recorder)))])
     )
     stack.enter_context(bnb.installed())
+    missing = missing_packages.Missing(recorder)
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
     stack.enter_context(
@@ -154,10 +155,10 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
                 **vision_tokens.changes(),
                 **public_configs.changes(recorder),
                 "pynvml": nvml.functions(device, live),
+                "transformers.integrations.integration_utils": missing.reporting,
             }
         )
     )
-    missing = missing_packages.Missing(recorder)
     sys.meta_path.append(missing)
     stack.callback(sys.meta_path.remove, missing)
     stack.enter_context(imports.replaced(missing.writer()))

@@ -13,6 +13,7 @@ from memfit.trace import lines
 
 UNNAMED = ("class 0", "class 1")  # where the dict is made from the column itself
 NUMBERED = re.compile(r"(?:2|_to_)(?:id|ids|idx|index|int|num)$", re.IGNORECASE)
+OTHER = "another class"
 SAME = {"lower", "upper", "strip", "title", "item", "tolist", "unique", "astype"}
 LOOKING_UP = {"map", "replace"}
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -25,11 +26,12 @@ def values_of(column: str) -> tuple[Any, ...]:
 
 
 def joined(values: Iterator[Any]) -> tuple[Any, ...]:
-    """Each once. Texts win over numbers, and values over the names of classes that have none."""
+    """Each once, and never one alone, since a script tells it from others. Texts win over numbers,
+    and values over the names of classes that have none."""
     found = list(values)
     known = [one for one in found if one is not UNNAMED]
-    names = [one for one in known if isinstance(one, str)] or known
-    return tuple(dict.fromkeys(names)) or (UNNAMED if found else ())
+    names = tuple(dict.fromkeys([one for one in known if isinstance(one, str)] or known))
+    return (*names, OTHER) if len(names) == 1 else names or (UNNAMED if found else ())
 
 
 @functools.cache
@@ -80,7 +82,7 @@ class Reader:
         """Whether an expression is a value of the column."""
         match node:
             case ast.Name(id=name):
-                return name in names
+                return name in names or name in (self.column, f"{self.column}s")
             case ast.Subscript(slice=ast.Constant(value=value)):
                 return bool(value == self.column)
             case ast.Attribute(attr=name):
@@ -101,6 +103,10 @@ class Reader:
                 for one, other in ((left, right), (right, left)):
                     if self.about(one, names):
                         yield from (value for value in constants(other) if type(value) is str)
+            case ast.Call(func=ast.Name(id="isinstance"), args=[one, ast.Name(id="str")]) if (
+                self.about(one, names)
+            ):
+                yield UNNAMED
             case ast.Subscript(value=table, slice=key) if self.about(key, names):
                 yield from self.keys(table)
             case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[key, *_]) if (
