@@ -12,7 +12,13 @@ import pytest
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.trace import missing_packages, synthetic_processors, synthetic_tokenizers, vision_tokens
+from memfit.trace import (
+    missing_packages,
+    public_configs,
+    synthetic_processors,
+    synthetic_tokenizers,
+    vision_tokens,
+)
 from memfit.trace.pretrained import original
 
 FLASH = """
@@ -153,3 +159,20 @@ def test_models_with_a_vision_tower_see(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SEES)
     trace(script, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 507_482_304),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2_246_784_880),
+    ],
+)
+def test_published_sizes_have_the_published_count(name: str, count: int) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {**(public_configs.find(name) or {})}
+    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    assert sum(one.numel() for one in model.parameters()) == count
