@@ -76,7 +76,11 @@ ROOMS = {
     "truth/words.py": ("test_published.py", "test_unseen_rows.py"),
     "truth/plain.py": ("test_unseen_rows.py", "test_published.py"),
     "techniques/activation_offload.py": ("test_activation_offload.py",),
-    "techniques/framework.py": ("test_frameworks.py", "test_what_goes_together.py"),
+    "techniques/framework.py": (
+        "test_frameworks.py",
+        "test_torchtitan_experts.py",
+        "test_what_goes_together.py",
+    ),
     "techniques/separate_experts.py": ("test_separate_experts.py",),
     "techniques/stored.py": ("test_quantized.py", "test_gguf.py"),
     "hardware/nccl.py": ("test_nccl.py",),

@@ -385,12 +385,13 @@ def test_a_segment_as_large_as_the_limit_is_oversize() -> None:
     assert allocator.reserved == 40 * M
 
 
-def test_oversize_blocks_are_given_back_first() -> None:
+@pytest.mark.parametrize("limit", [24, 30])
+def test_oversize_blocks_are_given_back_first(limit: int) -> None:
     # 100 M, of which 40 M, 30 M (both oversize) and 12 M are cached. 70 M are asked, 18 M are left,
     # and no block has 70 M: the largest go until there are 70 M: 40 + 30. The 12 M stay, and no
     # retry is counted
     allocator = served(
-        40 * M, 30 * M, 12 * M, settings=Settings(max_split_size=24 * M), capacity=100 * M
+        40 * M, 30 * M, 12 * M, settings=Settings(max_split_size=limit * M), capacity=100 * M
     )
     for id in range(3):
         allocator.free(id)

@@ -19,6 +19,7 @@ from memfit.band import (
     coverage,
     ends,
     of,
+    ratios,
     residuals,
     spread,
 )
@@ -200,3 +201,16 @@ def test_the_working_says_what_the_band_rests_on() -> None:
     assert "published runs of this kind (device, one GPU, one length): " in found.band.origin
     words = " ".join(write(found, explain=True).split())
     assert " ".join(found.band.origin.split()) in words
+
+
+def test_each_source_weighs_the_same_in_the_ends() -> None:
+    by_ratio = ratios()
+    assert sum(weight for _, weight in by_ratio) == pytest.approx(1)
+    assert [ratio for ratio, _ in by_ratio] == sorted((one for one, _ in by_ratio), reverse=True)
+
+
+def test_the_width_of_a_regime_is_its_middle_one() -> None:
+    """Of 21 cases whose allocator may hold 0 to 200 % more than is predicted."""
+    cases = [one(1.0)._replace(most=10**6 + 10**5 * step) for step in range(21)]
+    (found,) = {line.width for line in by_regime(cases)}
+    assert found == pytest.approx(1.0)

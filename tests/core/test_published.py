@@ -14,7 +14,7 @@ import pytest
 from memfit.errors import InputError
 from memfit.truth import Case, Refused, read
 from memfit.truth.case import METRICS
-from memfit.truth.published import readers, understand
+from memfit.truth.published import known_targets, readers, understand
 from memfit.truth.rows import Row, read_rows, row
 
 GIB = 2**30
@@ -428,3 +428,29 @@ def test_what_is_not_a_number_is_no_value() -> None:
         found = row(json.dumps({**PLAIN, "value": value, "value_gib": None}).encode(), 1)
         assert isinstance(found, Row)
         assert found.bytes is None
+
+
+def test_targets_that_a_model_has_not_are_left_out() -> None:
+    options = {"method": "lora", "targets": "q_proj,c_attn,down_proj"}
+    known = known_targets(options, "meta-llama/Llama-2-7b-hf")
+    assert known == {"method": "lora", "targets": "q_proj,down_proj"}
+    assert options["targets"] == "q_proj,c_attn,down_proj"
+    for same in (
+        {"method": "lora", "targets": "all-linear"},
+        {"method": "lora", "targets": "c_attn"},  # the job says what is wrong
+        {"method": "full", "targets": "q_proj,c_attn"},
+    ):
+        assert known_targets(same, "meta-llama/Llama-2-7b-hf") == same
+
+
+def test_gpus_that_nobody_says_how_they_share_are_refused_with_their_number() -> None:
+    for parallel, detail in (
+        ("", "4 GPUs, and not how they share the work"),
+        ("none", "none"),
+    ):
+        found = made(gpus=4, parallel=parallel)
+        assert isinstance(found, Refused)
+        assert (found.reason, found.detail) == (
+            "a strategy for several GPUs: not yet",
+            detail,
+        )

@@ -305,3 +305,20 @@ def test_autoawq_stores_a_tied_head_apart() -> None:
         assert not [one for one in loaded(config, load=load) if one.op == "load"]
     other = quantized("gptq", tie_word_embeddings=True)
     assert not [one for one in loaded(other, load="device_map") if one.op == "load"]
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("mxfp4", 4 + 8 / 32),
+        ("mxfp8", 8 + 8 / 32),
+        ("nvfp4", 4 + 8 / 16),
+        *[(f"int4-g{group}", 4 + 16 / group) for group in (32, 64, 128)],
+        *[(f"gptq-4bit-g{group}", 4 + (16 + 4) / group) for group in (32, 64, 128)],
+        *[(f"awq-4bit-g{group}", 4 + (16 + 4) / group) for group in (32, 64, 128)],
+        *[(f"gptq-8bit-g{group}", 8 + (16 + 8) / group) for group in (32, 64, 128)],
+    ],
+)
+def test_a_value_and_its_part_of_a_scale_and_a_zero_point(name: str, bits: float) -> None:
+    assert FORMATS[name].bits == bits
+    assert 8 * FORMATS[name].bytes(2**20) == bits * 2**20
