@@ -16,7 +16,7 @@ from memfit.graph import check, json_of
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model import catalog
-from memfit.model.families import build
+from memfit.model.families import _rows, build
 from memfit.model.families._captured import GENERATION as PASSES
 from memfit.model.families._captured import (
     SETTINGS,
@@ -62,7 +62,8 @@ UNPACKED = {
     "jamba": "with packed weights",
 }
 # Families that loop over tokens, which a trace runs one by one, or whose code is like others'
-SAMPLED = {"exaone_moe", "falcon_mamba", "jamba", "mamba", "solar_open"}
+DESCRIBED = sorted(ROWS.keys() & set(_rows.names()))  # which `memfit new-family` compared
+SAMPLED = {"exaone_moe", "falcon_mamba", "jamba", "mamba", "solar_open", *DESCRIBED}
 TRL = {"framework": "trl", "clip": 1.0, "optimizer": "adamw_fused", "checkpointing": "full"}
 # The defaults of TRL's trainer, of which each family takes one
 USUAL: tuple[dict[str, Any], ...] = (
@@ -119,6 +120,36 @@ def test_peaks_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
         with pytest.raises(InputError, match=UNPACKED[name]):
             estimate(build(config), job)
         return
+    tape = lower(build(config), job)
+    legal(tape)
+    ours, theirs = memory(tape).allocated, memory(trace_config(config, job)).allocated
+    assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
+
+
+def described_turns() -> list[tuple[str, dict[str, Any]]]:
+    """A case for every fourth family whose row is data, and all with MEMFIT_WHOLE."""
+    serving = [{**one, "task": "inference"} for one in GENERATION]
+    cases = [*CASES, *({"seq": 200, **TRL, **one} for one in USUAL), *serving]
+    return [
+        (name, case)
+        for place, name in enumerate(DESCRIBED)
+        for number, case in enumerate(cases)
+        if WHOLE or (place % 4 == 0 and number == (place // 4) % len(cases))
+    ]
+
+
+@pytest.mark.parametrize(("name", "case"), described_turns(), ids=str)
+def test_peaks_of_families_that_are_data_are_those_of_the_trace(
+    name: str, case: dict[str, Any]
+) -> None:
+    """With twice the layers of any captured model."""
+    config = unseen(ROWS[name])
+    config["num_hidden_layers"] *= 2
+    config |= {key: 2 * one for key, one in config.items() if isinstance(one, list)}
+    if case.get("task") == "inference":
+        generates_as_the_trace(name, config, Job(**case))
+        return
+    job = Job(**{"optimizer": "sgd", **case})
     tape = lower(build(config), job)
     legal(tape)
     ours, theirs = memory(tape).allocated, memory(trace_config(config, job)).allocated

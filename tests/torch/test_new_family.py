@@ -15,7 +15,9 @@ from memfit.cli import main
 from memfit.errors import InputError
 from memfit.model.config import Fields
 from memfit.model.families import _rows, build
+from memfit.model.families._captured import ROWS
 from memfit.model.families._chains import CHAINS
+from memfit.trace.decoder_row import decoder, follows_of, ropes_of, window_of
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.family_files import capturable
 from memfit.trace.new_family import (
@@ -30,7 +32,7 @@ from memfit.trace.new_family import (
 from memfit.trace.real_positions import positions_left
 
 WHOLE = pytest.mark.skipif(not os.environ.get("MEMFIT_WHOLE"), reason="half a minute")
-ROWS = sorted(_rows.names())
+NAMES = sorted(_rows.names())
 ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers"
 
 
@@ -69,12 +71,14 @@ def test_sizes_of_an_encoder_are_those_of_the_row_written_by_hand(bert: Subject)
 
 
 @WHOLE
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_command_makes_what_is_shipped(name: str) -> None:
     row = json.loads((ROOM / f"rows/{name}.json").read_text())
     found = new_family(name, row.get("given"))
     assert json.loads(json.dumps(found.row)) == row
-    assert found.graphs == json.loads((ROOM / f"graphs/{name}.json").read_text())
+    for setting, graphs in found.graphs.items():
+        file = f"{name}.{setting}.json" if setting else f"{name}.json"
+        assert graphs == json.loads((ROOM / "graphs" / file).read_text())
 
 
 @WHOLE
@@ -119,10 +123,59 @@ def test_defaults_of_the_class_are_said() -> None:
     assert said in model.assumed
 
 
+def test_layers_of_a_decoder_are_told_apart() -> None:
+    """By lists of the config, whose defaults go on in a pattern, and by how many come first."""
+    subject, layers = decoder("afmoe", {})
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    assert layers.data() == {
+        "lists": {"layer_types": [[], kinds]},
+        "deciding": {"global_attn_every_n_layers": 4},
+        "first": "num_dense_layers",
+    }
+    assert window_of(subject, ()) == "sliding_window"
+    assert decoder("cwm", {})[1].lists["layer_types"] == ([], ["full_attention", *kinds[:3]])
+
+
+def test_sizes_of_a_decoder_and_their_relations() -> None:
+    subject, layers = decoder("bitnet", {})
+    dims, equal, _ = sizes_of(subject, "num_hidden_layers", (), following=False)
+    assert "max_position_embeddings" not in dims
+    assert equal == {}
+    assert set(ratios_of(subject, dims)) >= {("num_attention_heads", "num_key_value_heads")}
+    assert follows_of(subject, dims, layers) == {}
+    assert ropes_of(subject) == ["default", "linear", "llama3", "yarn"]
+
+
+def test_a_decoder_of_a_config_that_says_otherwise_is_refused() -> None:
+    config = {**ROWS["cwm"].examples[0], "num_hidden_layers": 6}
+    del config["layer_types"]
+    assert len(build(config).layers) == 6  # as the class repeats its kinds
+    for changes, said in (
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "positions `dynamic`"),
+        ({"rope_scaling": {"type": "longrope"}}, "positions `longrope`"),
+        ({"layer_types": ["other"] * 6}, "layers of kind `other`"),
+        ({"layer_types": ["full_attention"]}, "needs 6 entries"),
+        ({"hidden_act": "relu"}, "with `hidden_act`"),
+    ):
+        with pytest.raises(InputError, match=said):
+            build({**config, **changes})
+
+
+def test_a_decoder_with_other_defaults_needs_its_list() -> None:
+    """Where a field is given from which the class would derive it."""
+    data = json.loads((ROOM / "rows/cwm.json").read_text())
+    kinds = {**data["kinds"], "deciding": {"every": 4}}
+    listed = _rows.layer_kinds("num_hidden_layers", kinds, "cwm")
+    assert listed(Fields({"num_hidden_layers": 2, "every": 4}))[1] == "sliding_attention"
+    fields = Fields({"num_hidden_layers": 2, "every": 3})
+    listed(fields)
+    assert "without `layer_types`" in fields.problems[0].message
+
+
 def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
     from memfit.api.new_family import NewFamily
 
-    found = NewFamily(model_type="x", row={"type": "x"}, graphs={"graphs": []}, left_out={})
+    found = NewFamily(model_type="x", row={"type": "x"}, graphs={"": {"graphs": []}}, left_out={})
     row, graphs = write_family(found, tmp_path / "new")
     assert json.loads(row.read_text()) == {"type": "x"}
     assert json.loads(graphs.read_text()) == {"graphs": []}
@@ -138,6 +191,8 @@ def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
         ("roformr", "did you mean `roformer`"),
         ("marian", "a decoder beside its encoder"),
         ("funnel", "no integer `num_hidden_layers`"),
+        ("openai-gpt", "a table of"),
+        ("gpt_neox_japanese", "both of kind `layer`"),
     ],
 )
 def test_other_types_are_refused_in_a_sentence(

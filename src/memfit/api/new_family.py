@@ -14,8 +14,8 @@ from memfit.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class NewFamily:
-    """A family whose every head was compared with the real code. `left_out`: the heads that it
-    does not have, and why."""
+    """A family whose every head was compared with the real code. `graphs`: its files by setting,
+    of which encoders have one. `left_out`: the heads that it does not have, and why."""
 
     model_type: str
     row: Mapping[str, Any]
@@ -46,21 +46,21 @@ def new_family(model_type: str, given: Mapping[str, Any] | None = None) -> NewFa
     )
 
 
-def write_family(found: NewFamily, folder: Path) -> tuple[Path, Path]:
-    """Write `rows/TYPE.json` and `graphs/TYPE.json` into a folder."""
-    places = tuple(folder / part / f"{found.model_type}.json" for part in ("rows", "graphs"))
-    texts = (
-        a_line_each(found.row),
-        json.dumps(found.graphs, separators=(",", ":")) + "\n",
-    )
-    for place, text in zip(places, texts, strict=True):
+def write_family(found: NewFamily, folder: Path) -> tuple[Path, ...]:
+    """Write `rows/TYPE.json`, and `graphs/TYPE.json` with the other settings' beside it."""
+    name = found.model_type
+    texts = {folder / "rows" / f"{name}.json": a_line_each(found.row)}
+    for setting, graphs in found.graphs.items():
+        file = f"{name}.{setting}.json" if setting else f"{name}.json"
+        texts[folder / "graphs" / file] = json.dumps(graphs, separators=(",", ":")) + "\n"
+    for place, text in texts.items():
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
         except OSError as bad:
             message = f"`{place}` cannot be written: {bad.strerror}"
             raise InputError.one(message, where="out") from None
-    return places[0], places[1]
+    return tuple(texts)
 
 
 def a_line_each(row: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from memfit.errors import InputError
 HELP = """\
 {help}.
 
-Runs the classes of an encoder on fake tensors with each field of its config changed, captures the
-layers, and compares parameters and peaks with the real code. What is not exact is refused. Needs
-the extra `trace`; runs code of the installed library only.
+Runs the classes of an encoder or a decoder on fake tensors with each field of its config changed,
+captures the layers, and compares parameters and peaks with the real code. What is not exact is
+refused. Needs the extra `trace`; runs code of the installed library only.
 """
 PARAMETERS = (
     click.Argument(["model_type"], metavar="MODEL_TYPE"),
@@ -59,28 +60,41 @@ def field_of(text: str) -> tuple[str, Any]:
 
 def described(found: NewFamily) -> list[str]:
     """What was found out about the fields of the config."""
-    row, origin = found.row, found.graphs["origin"]
+    row, origin = found.row, found.graphs[""]["origin"]
     sizes = [key if key == name else f"{key} ({name})" for name, key in row["dims"].items()]
     divided = [f"{small} divides {large}" for large, small in row["ratios"]]
     equal = [f"{key} equals {name}" for key, name in row["equal"].items()]
-    rates = list(row["rates"])
+    follows = [
+        f"{key} defaults to {' / '.join(names)}" for key, names in row.get("follows", {}).items()
+    ]
+    kinds = row["kinds"]
+    layers = [*kinds["lists"], kinds["first"]] if row.get("decoder") else kinds[1:]
     rows = {
-        "heads": row["heads"],
+        "heads": heads_of(row),
         "sizes": sizes,
-        "relations": [*divided, *equal],
-        "dropout": rates,
+        "relations": [*divided, *equal, *follows],
+        "layers": [one for one in layers if one],
+        "dropout": list(row.get("rates", ())),
+        "window": [row["window"]] if row.get("window") else [],
         "no effect": [key for key in row["silent"] if key not in row["equal"]],
-        "refused": [*row["absent"], *row["refused"]],
+        "refused": [*row["absent"], *row.get("refused", ())],
     }
-    graphs = found.graphs["graphs"]
+    graphs = sum(len(one["graphs"]) for one in found.graphs.values())
     return [
         f"{found.model_type}: from {origin['class']}, transformers {origin['transformers']}",
         "parameters equal those of transformers, peaks are within 0.5 % of the trace",
         "",
         *(f"  {name:10} {', '.join(values)}" for name, values in rows.items() if values),
-        f"  {'graphs':10} {len(graphs)}",
+        f"  {'graphs':10} {graphs}",
         *(f"  left out   {head}: {why}" for head, why in found.left_out.items()),
     ]
+
+
+def heads_of(row: Mapping[str, Any]) -> list[str]:
+    """Those of `--head` that the family has."""
+    if not row.get("decoder"):
+        return list(row["heads"])
+    return ["causal-lm", *(one["head"] for one in row["label_heads"])]
 
 
 __all__ = ["HELP", "PARAMETERS", "run"]

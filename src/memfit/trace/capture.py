@@ -219,6 +219,9 @@ def collapsed(writer: Writer) -> Iterator[None]:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Any:
+        asked, held = query.shape[-3], key.shape[-3]
+        if asked != held and (not enable_gqa or asked % held):  # fake tensors do not mind
+            raise ValueError(f"attention of {asked} heads on {held} heads of keys")
         before = writer.refs((query, key, value, attn_mask), {})
         writer.inside += 1
         try:

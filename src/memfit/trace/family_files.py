@@ -12,6 +12,7 @@ from memfit.graph.solve import Unsolved
 from memfit.model.families import _captured, _chains, forget
 from memfit.model.families._rows import row_of
 from memfit.trace.chain_files import chain_file, setting
+from memfit.trace.decoder_files import decodes, made_decoder
 from memfit.trace.family_check import PRECISIONS, head_fault, refused_precisions, unseen
 from memfit.trace.new_family import refuse, row_data
 from memfit.trace.segments import Refused
@@ -21,7 +22,8 @@ SHOWN = 3  # examples that are captured
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A family. `left_out`: heads that it does not have, and why."""
+    """A family. `graphs`: its files by setting. `left_out`: heads that it does not have, and
+    why."""
 
     row: Mapping[str, Any]
     graphs: Mapping[str, Any]
@@ -31,6 +33,9 @@ class Made:
 def made(kind: str, given: Mapping[str, Any] | None = None) -> Made:
     """The family of a type of models; raises InputError where none of its heads can be written and
     agrees with the real code."""
+    if decodes(kind):
+        row, files = made_decoder(kind, given)
+        return Made(row=row, graphs=files, left_out={})
     data, left_out = row_data(kind, given)
     last = {key: values[SHOWN] for key, values in data["sizes"].items()}
     data["sizes"] = {key: values[:SHOWN] for key, values in data["sizes"].items()}
@@ -48,7 +53,7 @@ def made(kind: str, given: Mapping[str, Any] | None = None) -> Made:
         faults = {head: why for head, why in faults.items() if why}
         left_out |= faults
         if not faults:
-            return Made(row=data, graphs=graphs, left_out=left_out)
+            return Made(row=data, graphs={"": graphs}, left_out=left_out)
         data = {**data, "heads": [one for one in data["heads"] if one not in faults]}
     raise refuse(kind, "; ".join(f"{head}: {why}" for head, why in left_out.items()))
 
@@ -76,7 +81,7 @@ def registered(
     row = row_of(data)
     if graphs is None:
         graphs = json.loads(json.dumps(chain_file(row)))
-    _captured.MADE[row.name] = graphs
+    _captured.MADE[row.name, ""] = graphs
     _captured.stored.cache_clear()
     _chains.graphs_of.cache_clear()
     forget(row.name)

@@ -4,8 +4,8 @@ the model can be built with them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.errors import InputError
 from memfit.graph.solve import Solver, Unsolved
@@ -33,17 +33,22 @@ PLACES = (164, 178, 194, 186), (168, 182, 170, 202)
 SMALL = (4, 8, 2, 6), (3, 5, 9, 7), (5, 2, 7, 10), (7, 3, 4, 9)
 DIVIDING = (6, 10, 12, 8), (2, 5, 4, 3), (3, 5, 4, 6)
 
+Propose: TypeAlias = (
+    "Callable[[Subject, Sequence[str], Sequence[tuple[str, str]], int], dict[str, tuple[int, ...]]]"
+)
+
 
 def columns(
     subject: Subject,
     dims: Sequence[str],
     ratios: Sequence[tuple[str, str]],
     equal: Mapping[str, str],
+    propose: Propose,
 ) -> dict[str, tuple[int, ...]]:
-    """Values of every size, one for each model; the first of the tried ones that all run."""
+    """Values of every size, one for each model; the first of the proposed ones that all run."""
     why = ""
     for turn in range(TRIES):
-        found = proposed(subject, dims, ratios, turn)
+        found = propose(subject, dims, ratios, turn)
         found |= {key: found[name] for key, name in equal.items()}
         why = trouble(subject, dims, ratios, found)
         if not why:
@@ -123,4 +128,4 @@ def trouble(
     return ""
 
 
-__all__ = ["WIDE", "columns"]
+__all__ = ["WIDE", "columns", "proposed"]

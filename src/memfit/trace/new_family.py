@@ -4,6 +4,7 @@ of the row is the outcome of a run on fake tensors with that field changed."""
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.trace import classes
-from memfit.trace.family_sizes import WIDE, columns
+from memfit.trace.family_sizes import WIDE, columns, proposed
 from memfit.trace.graph_files import SILENT
 from memfit.trace.probes import Change, Seen, change, seen
 from memfit.trace.program import configuration
@@ -90,7 +91,7 @@ def row_data(
     own = [key for key, name in equal.items() if followed(subject, key, [name]) != name]
     lengths(subject, dims)
     quiet = silent(subject, {layers, *rates, *dims, *equal, *fixed})
-    sizes = columns(subject, dims, ratios, equal)
+    sizes = columns(subject, dims, ratios, equal, proposed)
     positions = subject.key("max_position_embeddings")
     before = positions_left(subject.config(**first(sizes)), positions, next(iter(subject.before)))
     usual = {name: key for key, name in subject.names.items()}
@@ -229,22 +230,25 @@ def default_rate(subject: Subject, key: str, used: Mapping[str, float]) -> float
 
 # ------------------------------------------------------------------------------------------- sizes
 def sizes_of(
-    subject: Subject, layers: str, rates: Iterable[str]
+    subject: Subject, layers: str, rates: Iterable[str], *, following: bool = True
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Integers that move shapes and no operation; those that must equal one of these; and those
-    that the code depends on."""
+    that the code depends on. `following`: what the class puts in place of a field must be there."""
     asked = [
         key
         for key, value in subject.whole.items()
-        if type(value) is int and value > 0 and key not in (layers, *rates) and noticed(key)
+        if type(value) is int
+        and value > 0
+        and key not in (layers, *rates, *subject.equal)
+        and noticed(key)
     ]
     outcome = {key: varied(subject, key) for key in asked}
     dims = [key for key, found in outcome.items() if found == "shapes"]
-    equal: dict[str, str] = {}
+    equal = dict(subject.equal)
     fixed: list[str] = []
     for key in asked:
         follows = followed(subject, key, dims)
-        if follows:
+        if follows and (following or outcome[key] != "shapes"):
             equal[key] = follows
         elif outcome[key] == "fails":
             pair = together(subject, key, [one for one in asked if one != key])
@@ -312,20 +316,31 @@ def together(subject: Subject, key: str, others: Sequence[str]) -> str:
 
 
 def ratios_of(subject: Subject, dims: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of which the second must divide the first: a run with one more of the second fails, and
-    passes where the first follows."""
+    """Pairs of which the second must divide the first: a run with more of the second fails, and
+    passes where the first follows, and with it what the first must divide."""
     found: list[tuple[str, str]] = []
-    for small in dims:
-        count = subject.whole[small] + 1
-        larger = [key for key in dims if key != small and subject.whole[key] > subject.whole[small]]
-        divided = [key for key in larger if subject.whole[key] % subject.whole[small] == 0]
+    whole = subject.whole
+    for small in sorted(dims, key=lambda key: whole[key]):
+        count = whole[small] + math.lcm(*(whole[one] for large, one in found if large == small))
         if subject.changed(**{small: count}) != "fails":
             continue
-        for large in divided:
-            each = subject.whole[large] // subject.whole[small]
+        larger = [key for key in dims if whole[key] > whole[small]]
+        for large in (key for key in larger if whole[key] % whole[small] == 0):
+            times = [count * (whole[large] // whole[small]) * more for more in (1, 6)]
+            follow: list[dict[str, int]] = [{}]
+            follow += [{key: whole[key] // whole[large]} for key in larger if key != large]
             if any(
-                subject.changed(**{small: count, large: count * each * more}) != "fails"
-                for more in (1, 6)  # other numbers may divide it, too
+                subject.changed(
+                    **{
+                        small: count,
+                        large: size,
+                        **{key: size * each for key, each in more.items()},
+                    }
+                )
+                != "fails"
+                for more in follow
+                if all(more.values())
+                for size in times  # other numbers may divide it, too
             ):
                 found.append((large, small))
                 break

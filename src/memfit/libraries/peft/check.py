@@ -330,6 +330,9 @@ QWEN2_MOE = {
 # Of the families here, those in transformers 5.23 conversion_mapping.py
 # _MODEL_TO_CONVERSION_PATTERN (and mixtral, which PEFT adds).
 FUSED = {
+    "afmoe": QWEN2_MOE,
+    "cohere2_moe": QWEN2_MOE,
+    "mellum": QWEN2_MOE,
     "mixtral": MIXTRAL,
     "minimax_m2": MIXTRAL,
     "deepseek_v2": QWEN2_MOE,

@@ -177,14 +177,15 @@ def captured(*rows: Row, choose: Callable[[Fields], int] = lambda fields: 0) -> 
     return rows[0]
 
 
-MADE: dict[str, Mapping[str, Any]] = {}  # graphs of families that have no file yet
+# Graphs of families that have no file yet, by family and setting
+MADE: dict[tuple[str, str], Mapping[str, Any]] = {}
 
 
 @cache
 def stored(name: str, setting: str = "") -> Mapping[str, Any]:
     """The file of a family's graphs in a setting."""
-    if name in MADE and not setting:
-        return MADE[name]
+    if (name, setting) in MADE:
+        return MADE[name, setting]
     place = place_of(name, setting)
     found: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     return found
@@ -204,7 +205,9 @@ def place_of(name: str, setting: str) -> Traversable:
 @cache
 def known_settings(name: str) -> frozenset[str]:
     """The settings that a family was captured in."""
-    return frozenset(one for one in SETTINGS if place_of(name, one).is_file())
+    return frozenset(
+        one for one in SETTINGS if (name, one) in MADE or place_of(name, one).is_file()
+    )
 
 
 def parsed(data: Mapping[str, Any]) -> Mapping[str, Graph]:

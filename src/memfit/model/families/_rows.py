@@ -1,4 +1,4 @@
-"""Families of encoders whose row is data: a file that `memfit new-family` writes says which fields
+"""Families whose row is data: a file that `memfit new-family` writes says which fields
 of a config are sizes, and which ones the captured code depends on."""
 
 from __future__ import annotations
@@ -9,20 +9,38 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from memfit.graph import evaluated
 from memfit.model.config import Fields
-from memfit.model.families._captured import TRACE, Dims, ratio, variants
+from memfit.model.families._captured import (
+    ROWS,
+    TRACE,
+    Dims,
+    Row,
+    captured,
+    ratio,
+    variants,
+)
 from memfit.model.families._chains import CHAINS, ChainRow, chained
+from memfit.model.label_heads import LabelRow
 
-ROWS = "libraries/transformers/rows"
+HERE = "libraries/transformers/rows"
 
 
 def load(model_type: str) -> bool:
     """Register the family of this type; whether a row describes it."""
-    if model_type in CHAINS or model_type not in names():
+    if model_type in CHAINS or model_type in ROWS or model_type not in names():
         return False
     place = folder().joinpath(f"{model_type}.json")
-    chained(row_of(json.loads(place.read_text(encoding="utf-8"))))
+    register(json.loads(place.read_text(encoding="utf-8")))
     return True
+
+
+def register(data: Mapping[str, Any]) -> None:
+    """Register the family that a row describes."""
+    if data.get("decoder"):
+        captured(decoder_row(data))
+    else:
+        chained(row_of(data))
 
 
 def load_all() -> None:
@@ -38,7 +56,7 @@ def names() -> Iterable[str]:
 
 
 def folder() -> Traversable:
-    return files("memfit").joinpath(ROWS)
+    return files("memfit").joinpath(HERE)
 
 
 def row_of(data: Mapping[str, Any]) -> ChainRow:
@@ -78,9 +96,9 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
                 message = f"no captured graph of `{data['type']}` with another `{key}`"
                 fields.blame(key, message, TRACE, of=(given, found[name]))
         for one, other in data["unlike"]:
-            if found[one] == found[other]:
-                message = f"no captured graph of `{data['type']}` with a `{other}` like `{one}`"
-                fields.blame(data["dims"][other], message, TRACE, of=(found[one], found[other]))
+            if found[one] == evaluated(other, found):
+                message = f"no captured graph of `{data['type']}` with a `{one}` like `{other}`"
+                fields.blame(data["dims"][one], message, TRACE, of=(found[one],))
         for key, value in data["fixed"].items():
             if fields.config.get(key, value) != value:
                 message = f"no captured graph of `{data['type']}` with this `{key}`"
@@ -88,6 +106,93 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
         return found
 
     return dims
+
+
+def decoder_row(data: Mapping[str, Any]) -> Row:
+    """The same of a decoder."""
+    name, active = data["type"], data["experts"]
+    sizes = dims_of(data)
+
+    def dims(fields: Fields) -> Dims:
+        fields.complete(**data["defaults"])
+        follow(fields, data["follows"])
+        ropes(fields, data)
+        return sizes(fields)
+
+    return Row(
+        name=name,
+        dims=dims,
+        kinds=layer_kinds(data["layers"], data["kinds"], name),
+        examples=variants({"model_type": name, **data["base"]}, data["sizes"]),
+        active=(lambda fields: (fields.count(active[0]), fields.count(active[1])))
+        if active
+        else None,
+        tied=data["tied"],
+        scaled=data["scaled"],
+        softcap=data["softcap"],
+        silent=tuple(data["silent"]),
+        absent=tuple(data["absent"]),
+        packs=data["packs"],
+        positions=data["positions"],
+        window=data["window"],
+        label_heads=tuple(
+            LabelRow(**{**one, "rates": tuple(one["rates"])}) for one in data["label_heads"]
+        ),
+    )
+
+
+def follow(fields: Fields, sizes: Mapping[str, Sequence[str]]) -> None:
+    """What the class derives from other sizes where a config does not say: one of them, or the
+    quotient of two."""
+    for key, names in sizes.items():
+        if fields.config.get(key) is None:
+            first, *second = (fields.count(name) for name in names)
+            value = first // second[0] if second else first
+            fields.config = {**fields.config, key: value}
+            fields.taken[key] = value
+
+
+def ropes(fields: Fields, data: Mapping[str, Any]) -> None:
+    """Rotary positions of a kind that runs other operations than the captured ones."""
+    for key in ("rope_parameters", "rope_scaling"):
+        given = fields.config.get(key)
+        if not isinstance(given, Mapping):
+            continue
+        for one in [one for one in given.values() if isinstance(one, Mapping)] or [given]:
+            kind = one.get("rope_type", one.get("type", "default"))
+            if kind not in data["ropes"]:
+                positions = f"rotary positions `{str(kind)[:40]}`"
+                message = f"no captured graph of `{data['type']}` with {positions}"
+                fields.blame(key, message, TRACE)
+
+
+def layer_kinds(layers: str, data: Mapping[str, Any], name: str) -> Callable[[Fields], list[str]]:
+    """What lists of the config call each layer, joined; or `first` for as many layers as a field
+    says; `layer` where all are alike."""
+    lists, front = data["lists"], data["first"]
+
+    def listed(fields: Fields) -> list[str]:
+        count = fields.layers(layers)
+        ahead = min(count, fields.count(front, low=0)) if front else 0
+        rows = [listing(fields, key, count, lists[key]) for key in lists]
+        kinds = ["_".join(map(str, one)) for one in zip(*rows, strict=True)] or ["layer"] * count
+        return [
+            (f"first_{one}" if lists else "first") if number < ahead else one
+            for number, one in enumerate(kinds)
+        ]
+
+    def listing(fields: Fields, key: str, count: int, default: Any) -> list[Any]:
+        if fields.config.get(key) is not None:
+            return fields.listing(key, count, ["layer"] * count)
+        usual = data["deciding"]
+        odd = any(fields.config.get(one, usual[one]) != usual[one] for one in usual)
+        if default is None or odd:
+            fields.blame(key, f"no captured graph of `{name}` without `{key}`", TRACE)
+            return ["layer"] * count
+        start, again = default
+        return [*start, *again * count][:count]
+
+    return listed
 
 
 def kinds_of(layers: str, kinds: Sequence[str]) -> Callable[[Fields], list[str]]:

@@ -1,0 +1,99 @@
+"""Makes the files of a family of decoders: its row as data, its graphs in every setting, and what
+the comparison with the real code found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from memfit.job import Job
+from memfit.model import label_heads as usual
+from memfit.model.classes import CLASSES
+from memfit.model.families import _captured, _rows, forget
+from memfit.model.families._captured import SETTINGS
+from memfit.model.label_heads import SEQUENCE, SPAN, TOKENS
+from memfit.trace import classes
+from memfit.trace.decoder_check import (
+    HEAD,
+    packs,
+    parameters_fault,
+    peaks_fault,
+    unlike_pairs,
+    unseen,
+)
+from memfit.trace.decoder_row import decoder_data
+from memfit.trace.family_check import fault, unlike_parameters
+from memfit.trace.graph_files import family_file
+from memfit.trace.new_family import refuse, subject_of
+from memfit.trace.program import configuration
+
+SHOWN = 3  # examples that are captured
+USUAL = {
+    SEQUENCE: (usual.CLASSIFIES,),
+    TOKENS: (usual.TAGS, usual.TAGS_UNDROPPED, usual.TAGS_NARROW, usual.TAGS_NARROW_UNDROPPED),
+    SPAN: (usual.ANSWERS, usual.ANSWERS_RENAMED, usual.ANSWERS_LABELLED),
+}
+
+
+def decodes(kind: str) -> bool:
+    """Whether a type of models goes on with a text, and does not fill gaps in it."""
+    own = subject_of(kind).whole
+    config = configuration(own, None)
+    return classes.builder("masked-lm", config) is None and bool(classes.builder(HEAD, config))
+
+
+def made_decoder(
+    kind: str, given: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row, and the graphs by setting; raises InputError where they do not agree with the real
+    code."""
+    data = decoder_data(kind, given)
+    last = {key: values[SHOWN] for key, values in data["sizes"].items()}
+    data["sizes"] = {key: values[:SHOWN] for key, values in data["sizes"].items()}
+    row = _rows.decoder_row(data)
+    graphs = {one: json.loads(json.dumps(family_file(row, one))) for one in SETTINGS}
+    registered(data, graphs)
+    config = unseen(data, last)
+    found = parameters_fault(config, data) or peaks_fault(config, data)
+    if found:
+        raise refuse(kind, found)
+    data["packs"] = packs(config)
+    data["unlike"] += unlike_pairs(config, data)
+    data["label_heads"] = list(label_heads(data, graphs, config))
+    registered(data, graphs)
+    return data, graphs
+
+
+def label_heads(
+    data: dict[str, Any], graphs: Mapping[str, Any], config: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The heads of labels that are one of the usual ones, with the real class's parameters and
+    peak."""
+    own = configuration(config, None)
+    for head, rows in USUAL.items():
+        if classes.builder(head, own) is None:
+            continue
+        end = next(end for end, name in CLASSES.items() if name == head)
+        labelled = {**config, "architectures": [end], "num_labels": 2 if head == SPAN else 7}
+        job = Job(batch=3, seq=100, head=head, packing=False, optimizer="sgd")
+        for row in rows:
+            registered({**data, "label_heads": [asdict(row)]}, graphs)
+            if not (unlike_parameters(labelled, head) or fault(labelled, job)):
+                yield asdict(row)
+                break
+
+
+def registered(data: Mapping[str, Any], graphs: Mapping[str, Mapping[str, Any]]) -> None:
+    """The row and its graphs are known in this process from now on."""
+    name = data["type"]
+    _captured.MADE.update({(name, one): some for one, some in graphs.items()})
+    for known in (_captured.stored, _captured.graphs_of, _captured.known_settings):
+        known.cache_clear()
+    forget(name)
+    _captured.ROWS.pop(name, None)
+    _rows.register(data)
+
+
+__all__ = ["decodes", "made_decoder"]

@@ -1,0 +1,90 @@
+"""Sizes of the small decoders that a family is captured with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memfit.trace.new_family import Subject
+
+WIDE = 64  # from here on a size is a width
+DIVIDING = (2, 5, 7, 3), (3, 2, 5, 4), (5, 3, 2, 4)
+TIMES = (3, 2, 2, 5), (2, 4, 3, 2)
+EACH = (2, 3, 1, 2), (3, 1, 2, 1)
+WIDTHS = (96, 240, 336, 192), (240, 160, 392, 288), (160, 280, 224, 320)
+HEADS = (40, 88, 56, 72), (48, 32, 104, 64), (24, 72, 32, 48), (56, 40, 48, 96)
+FREE = (
+    (200, 312, 184, 264),
+    (72, 136, 232, 168),
+    (120, 264, 344, 88),
+    (248, 104, 328, 152),
+    (88, 152, 112, 216),
+)
+TABLES = (544, 608, 736, 672), (1040, 912, 1168, 976)
+FEWEST = (5, 3, 4, 2), (1, 2, 3, 2), (13, 11, 9, 12), (17, 23, 14, 19), (26, 29, 22, 31)
+
+
+def proposed(
+    subject: Subject, dims: Sequence[str], ratios: Sequence[tuple[str, str]], turn: int
+) -> dict[str, tuple[int, ...]]:
+    """The `turn`th proposal: what divides others first, then what it divides, then the rest."""
+    taken: dict[int, int] = {}
+
+    def drawn(pool: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        place = taken[id(pool)] = taken.get(id(pool), turn - 1) + 1
+        return pool[place % len(pool)]
+
+    found: dict[str, tuple[int, ...]] = {}
+    larger = {large for large, _ in ratios}
+    for small in dict.fromkeys(small for _, small in ratios if small not in larger):
+        found[small] = drawn(DIVIDING)
+    waiting = list(dict.fromkeys(large for large, _ in ratios))
+    while waiting:
+        large = next(one for one in waiting if all(s in found for b, s in ratios if b == one))
+        waiting.remove(large)
+        found[large] = multiple(subject, large, ratios, found, drawn)
+    few = sorted(
+        (one for one in dims if one not in found and subject.whole[one] < WIDE),
+        key=lambda one: subject.whole[one],
+    )
+    for key in dims:
+        if key not in found and key not in few:
+            found[key] = drawn(pool_of(subject, key))
+    for place, key in enumerate(few):
+        if "head_dim" in key:
+            found[key] = drawn(HEADS)
+        elif subject.whole[key] == 1:
+            found[key] = FEWEST[1]
+        else:
+            found[key] = FEWEST[(0, 2, 3, 4)[min(place, 3)]]
+    return found
+
+
+def multiple(
+    subject: Subject,
+    large: str,
+    ratios: Sequence[tuple[str, str]],
+    found: Mapping[str, tuple[int, ...]],
+    drawn: Callable[[Sequence[tuple[int, ...]]], tuple[int, ...]],
+) -> tuple[int, ...]:
+    """A size that everything divides which has to; widths are multiples of 8 for each head."""
+    smalls = [found[small] for one, small in ratios if one == large]
+    steps = [math.lcm(*some) for some in zip(*smalls, strict=True)]
+    divides = any(small == large for _, small in ratios)
+    if divides or large == subject.key("num_attention_heads"):
+        return tuple(step * times for step, times in zip(steps, drawn(TIMES), strict=True))
+    return tuple(8 * step * times for step, times in zip(steps, drawn(EACH), strict=True))
+
+
+def pool_of(subject: Subject, key: str) -> Sequence[tuple[int, ...]]:
+    """Values for a size that goes with no other one."""
+    if key == subject.key("vocab_size"):
+        return TABLES
+    if key == subject.key("hidden_size"):
+        return WIDTHS
+    return HEADS if "head_dim" in key else FREE
+
+
+__all__ = ["proposed"]
