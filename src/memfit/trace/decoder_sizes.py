@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from memfit.trace.new_family import Subject
 
 WIDE = 64  # from here on a size is a width
-DIVIDING = (2, 5, 7, 3), (3, 2, 5, 4), (5, 3, 2, 4)
+DIVIDING = (2, 5, 7, 3), (3, 2, 5, 4), (5, 3, 2, 4), (2, 6, 4, 8)
 TIMES = (3, 2, 2, 5), (2, 4, 3, 2)
 EACH = (2, 3, 1, 2), (3, 1, 2, 1)
 WIDTHS = (96, 240, 336, 192), (240, 160, 392, 288), (160, 280, 224, 320)

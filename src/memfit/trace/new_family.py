@@ -317,7 +317,7 @@ def together(subject: Subject, key: str, others: Sequence[str]) -> str:
 
 def ratios_of(subject: Subject, dims: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of which the second must divide the first: a run with more of the second fails, and
-    passes where the first follows, and with it what the first must divide."""
+    passes where the first follows, or with it what the first must divide."""
     found: list[tuple[str, str]] = []
     whole = subject.whole
     for small in sorted(dims, key=lambda key: whole[key]):
@@ -325,23 +325,17 @@ def ratios_of(subject: Subject, dims: Sequence[str]) -> list[tuple[str, str]]:
         if subject.changed(**{small: count}) != "fails":
             continue
         larger = [key for key in dims if whole[key] > whole[small]]
-        for large in (key for key in larger if whole[key] % whole[small] == 0):
-            times = [count * (whole[large] // whole[small]) * more for more in (1, 6)]
-            follow: list[dict[str, int]] = [{}]
-            follow += [{key: whole[key] // whole[large]} for key in larger if key != large]
-            if any(
-                subject.changed(
-                    **{
-                        small: count,
-                        large: size,
-                        **{key: size * each for key, each in more.items()},
-                    }
-                )
-                != "fails"
-                for more in follow
-                if all(more.values())
-                for size in times  # other numbers may divide it, too
-            ):
+        divided = [key for key in larger if whole[key] % whole[small] == 0]
+        tries: list[tuple[str, dict[str, int]]] = [(large, {}) for large in divided]
+        others = ((large, key) for large in divided for key in larger if whole[key] > whole[large])
+        tries += [(large, {key: whole[key] // whole[large]}) for large, key in others]
+        for large, more in tries:
+            each = count * (whole[large] // whole[small])
+            runs = (
+                {small: count, large: size, **{key: size * times for key, times in more.items()}}
+                for size in (each, 6 * each)  # other numbers may divide it, too
+            )
+            if any(subject.changed(**one) != "fails" for one in runs):
                 found.append((large, small))
                 break
     return found
