@@ -316,6 +316,25 @@ def within(path: str, modules: Iterable[Module]) -> bool:
     )
 
 
+def module_leaves(body: Body) -> frozenset[int]:
+    """Parameters of linear layers, norms and embeddings, by identity."""
+    found: set[int] = set()
+    ends = (*body.model.embed, *body.model.final, body.model.head)
+    layers = [(entry.layer,) for entry in body.program.entries]
+    for bound, modules in zip((body.ends, *body.layers), (ends, *layers), strict=True):
+        for module in modules:
+            linears = {
+                f"{one.name}.{kind}" for one in module.linears() for kind in ("weight", "bias")
+            }
+            found |= {
+                id(bound.tensors[weight.name])
+                for weight in module.weights()
+                if (weight.name in linears or weight.role in ("norm", "embedding"))
+                and weight.name in bound.tensors
+            }
+    return frozenset(found)
+
+
 def parameters(bound: Bound) -> list[tuple[str, Tensor]]:
     """Everything that torch would call a parameter, each once, with the path of its module:
     weights, packed ones, adapters, and what is held and never used."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
 from memfit.libraries.trl.check import head_of
-from memfit.lower.engine import ROOT, TAIL, Leaves, silently
+from memfit.lower.engine import ROOT, TAIL, Leaves, module_leaves, silently
 from memfit.lower.engine_hooks import AGAIN, PAST
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder
@@ -364,23 +364,8 @@ def size_of(group: list[Param]) -> int:
 def told_of(body: Body) -> frozenset[int]:
     """Parameters of modules that engines are told of: linear layers, norms, embeddings,
     adapters."""
-    found: set[int] = set()
-    bounds = (body.ends, *body.layers)
-    layers = [entry.layer for entry in body.program.entries]
-    for bound, modules in zip(
-        bounds,
-        ((*body.model.embed, *body.model.final, body.model.head), *((layer,) for layer in layers)),
-        strict=True,
-    ):
-        for module in modules:
-            linears = {
-                f"{one.name}.{kind}" for one in module.linears() for kind in ("weight", "bias")
-            }
-            for weight in module.weights():
-                if (
-                    weight.name in linears or weight.role in ("norm", "embedding")
-                ) and weight.name in bound.tensors:
-                    found.add(id(bound.tensors[weight.name]))
+    found = set(module_leaves(body))
+    for bound in (body.ends, *body.layers):
         found |= {id(packed.weight) for packed in bound.packed.values()}
         adapters = [linear.adapter for linear in bound.linears.values()]
         found |= {id(matrix) for one in adapters if one is not None for matrix in (one.a, one.b)}
