@@ -10,9 +10,10 @@ import pytest
 
 from memfit import estimate
 from memfit.errors import InputError
+from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.lower import lower
-from memfit.model.families import build
+from memfit.model.families import build, families
 from memfit.parallel.device_map.placement import ON_CPU, ON_DISK, Limit, Unit, places
 from memfit.strategy import Split, Strategy
 from memfit.tape import Alloc, Free, Tape
@@ -73,6 +74,24 @@ def test_each_pass_copies_what_is_not_on_the_gpu_one_module_at_a_time() -> None:
         most = max(most, sum(live.values()))
     assert most == TABLE
     assert not live
+
+
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gemma2", "qwen3_moe", "deepseek_v3", "mamba2", "lfm2", "qwen3_next"]
+)
+def test_each_pass_copies_every_parameter(family: str) -> None:
+    """With nothing on the GPU; a tied table comes twice. Layers of captured graphs come whole."""
+    model = build({**families()[family].examples[0], "model_type": family, "dtype": "bfloat16"})
+    job = Job(task="inference", batch=1, seq=16, new_tokens=2)
+    found = lower(model, job, Strategy(split=Split(size=1, gpu="0", cpu="0")))
+    moved = sum(event.size for event in allocations(found, "to_device"))
+    whole = sum(
+        FORMATS[one.format or "bfloat16"].bytes(one.count)
+        for one in model.weights()
+        if one.role != "buffer"
+    )
+    table = 2 * model.vocab * model.width if model.tied else 0
+    assert moved == pytest.approx(2 * (whole + table), rel=0.01)
 
 
 def test_the_cache_of_all_layers_is_on_the_gpu() -> None:

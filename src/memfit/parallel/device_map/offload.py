@@ -6,15 +6,15 @@ The GPU keeps the cache of all layers, and buffers such as rotary tables. Tensor
 they stay; the allocator is warmed up for those of the GPU (transformers 5.23 modeling_utils.py
 caching_allocator_warmup).
 
-Stacks of experts, and whatever else has no module of its own in memfit, are counted for the length
-of their layer. accelerate holds them while that module runs.
+Stacks of experts, and other weights whose modules memfit does not know, are counted for the length
+of their layer, and so are layers of captured graphs. accelerate holds them while their module runs.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memfit.lower.engine import Engine, Leaves, silently
+from memfit.lower.engine import EMBED, Engine, Leaves, module_leaves, silently
 from memfit.lower.load import warm
 from memfit.lower.recorder import Recorder
 from memfit.lower.shards import settled
@@ -50,7 +50,9 @@ class Offload(Engine):
         r.mark("load")
         r.where = ""
         warm(r, program, bytes_on(program, ON_GPU))
-        told = modules_told(body)
+        captured = any(entry.layer.captured is not None for entry in program.entries)
+        told = frozenset[int]() if captured else module_leaves(body)  # graphs tell nothing
+        table = body.model.embed[0].name
         for unit in settled(self, body):
             for leaf in unit.leaves:
                 module = leaf.name.rpartition(".")[0]
@@ -61,8 +63,9 @@ class Offload(Engine):
                     leaf.storage = r.scratch(size, "parameter", "weights")
                     continue
                 leaf.storage = r.elastic(size, "to_device", "weights")
-                if id(leaf) not in told:
-                    self.with_layer.setdefault(unit.name, []).append(leaf.storage)
+                if id(leaf) not in told:  # a tied table is among the last unit's leaves
+                    for name in dict.fromkeys((unit.name, EMBED if module == table else unit.name)):
+                        self.with_layer.setdefault(name, []).append(leaf.storage)
 
     def before(self, name: str, x: Tensor) -> Tensor:
         for storage in self.with_layer.get(name, ()):
@@ -85,29 +88,6 @@ class Offload(Engine):
             if leaf is not None and isinstance(leaf.storage, Elastic):
                 leaf.storage.drop()
         return out
-
-
-def modules_told(body: Body) -> frozenset[int]:
-    """Parameters of modules that engines are told of. Layers of captured graphs tell nothing."""
-    layers = [entry.layer for entry in body.program.entries]
-    ends = (*body.model.embed, *body.model.final, body.model.head)
-    found: set[int] = set()
-    for bound, modules in zip(
-        (body.ends, *body.layers), (ends, *((layer,) for layer in layers)), strict=True
-    ):
-        if any(getattr(module, "captured", None) is not None for module in modules):
-            continue
-        for module in modules:
-            linears = {
-                f"{one.name}.{kind}" for one in module.linears() for kind in ("weight", "bias")
-            }
-            found |= {
-                id(bound.tensors[weight.name])
-                for weight in module.weights()
-                if (weight.name in linears or weight.role in ("norm", "embedding"))
-                and weight.name in bound.tensors
-            }
-    return frozenset(found)
 
 
 ENGINE = Offload

@@ -49,14 +49,20 @@ def weights_of(modules: Iterable[Module], dtype: str) -> int:
     )
 
 
+def path_of(module: Module) -> str:
+    """The path of a module outside the layers, as its weights have it."""
+    names = (weight.name.rpartition(".")[0] for weight in module.weights())
+    return next(names, module.name)
+
+
 def units(model: Model, dtype: str) -> list[Unit]:
     """The modules in order, buffers behind the final norm. A tied head is its embedding."""
-    ends = [Unit(path=one.name, bytes=weights_of((one,), dtype)) for one in model.embed]
+    ends = [Unit(path=path_of(one), bytes=weights_of((one,), dtype)) for one in model.embed]
     layers = [
         Unit(path=model.path(index), bytes=weights_of((layer,), dtype))
         for index, layer in enumerate(model.layers)
     ]
-    final = [Unit(path=one.name, bytes=weights_of((one,), dtype)) for one in model.final]
+    final = [Unit(path=path_of(one), bytes=weights_of((one,), dtype)) for one in model.final]
     tables = sum(FORMATS[one.format or dtype].bytes(one.count) for one in model.buffers)
     more = [Unit(path="buffers", bytes=tables)] if tables else []
     if not model.tied:
