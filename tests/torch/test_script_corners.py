@@ -17,7 +17,7 @@ from memfit.trace import failures, lines, synthetic_data, synthetic_downloads, s
 from memfit.trace.cuda import Device
 from memfit.trace.failures import explain
 from memfit.trace.refuse import Watcher
-from memfit.trace.synthetic_data import pictures, stand_in
+from memfit.trace.synthetic_data import columns_of, pictures, stand_in
 
 HEAD = "import copy, torch\n"
 MASKS = """
@@ -233,7 +233,10 @@ def test_only_what_nobody_answers_has_a_stand_in() -> None:
     def get_encoding(name: str) -> Any:
         raise ValueError(f"Unknown encoding {name}")
 
-    answers = {**synthetic_downloads.changes(watcher), **synthetic_tokenizers.changes(watcher)}
+    answers = {
+        **synthetic_downloads.changes(watcher, columns_of(watcher, 8, 8)),
+        **synthetic_tokenizers.changes(watcher),
+    }
     downloads: Any = types.SimpleNamespace(urlopen=urlopen)
     [(_, _, patched)] = answers["urllib.request"](downloads)
     with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -252,7 +255,9 @@ def test_data_of_nltk_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch
 
     watcher = Watcher(Device())
     module: Any = types.SimpleNamespace(find=find)
-    [(_, _, patched)] = synthetic_downloads.changes(watcher)["nltk.data"](module)
+    [(_, _, patched)] = synthetic_downloads.changes(watcher, columns_of(watcher, 8, 8))[
+        "nltk.data"
+    ](module)
     monkeypatch.setattr(lines, "is_users", lambda name: name == __file__)
     assert patched("tokenizers/punkt") == "tokenizers/punkt"
     assert [*watcher.notes] == ["nltk tokenizers/punkt"]

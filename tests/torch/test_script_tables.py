@@ -47,6 +47,37 @@ def test_tables_have_the_columns_that_are_asked_for(tmp_path: Path) -> None:
     traced(tmp_path, TABLES + STEPS)
 
 
+RECORDS = """
+import json, os, urllib.request
+import pandas as pd
+import requests
+from datasets import load_dataset
+url = "https://example.com/data/instruction-data.json"
+with urllib.request.urlopen(url) as answer:
+    text = answer.read().decode("utf-8")
+with open("instruction-data.json", "w") as file:
+    file.write(text)
+with open("instruction-data.json") as file:
+    data = json.load(file)
+train = data[:100]
+assert len(data) == 200 and all(len(one["output"].split()) == 32 for one in train[:3])
+entry = data[50]
+assert entry["instruction"] == entry["instruction"] and entry["instruction"]
+assert len(requests.get(url).json()["data"]) == 200
+lines = [json.loads(one) for one in requests.get(url + "l").text.splitlines()]
+assert len(lines) == 200 and lines[7]["question"]
+urllib.request.urlretrieve(url, "again.json")
+rows = load_dataset("json", data_files="again.json", split="train")
+assert rows[0]["question"]
+assert pd.read_json("again.json")["review"][0]
+assert json.loads('{"a": 1}') == {"a": 1}
+"""
+
+
+def test_downloaded_json_has_the_fields_that_are_asked_for(tmp_path: Path) -> None:
+    traced(tmp_path, RECORDS + STEPS)
+
+
 READS = """
 import pandas as pd
 pd.read_json("data/trian.jsonl", lines=True)

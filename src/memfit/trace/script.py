@@ -139,6 +139,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     )
     stack.enter_context(bnb.installed())
     missing = missing_packages.Missing(recorder)
+    columns = synthetic_data.columns_of(recorder, request.tokens, request.image)
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
     stack.enter_context(
@@ -148,9 +149,9 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
                 **launched.changes(),
                 **ranks.changes(),
                 **missing_weights.changes(recorder),
-                **synthetic_data.changes(recorder, request.tokens, request.image),
+                **synthetic_data.changes(recorder, columns),
                 **synthetic_tokenizers.changes(recorder),
-                **synthetic_downloads.changes(recorder),
+                **synthetic_downloads.changes(recorder, columns),
                 **synthetic_processors.changes(recorder),
                 **vision_tokens.changes(),
                 **public_configs.changes(recorder),

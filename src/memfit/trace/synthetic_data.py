@@ -18,6 +18,7 @@ from memfit.trace import (
     failures,
     lines,
     near_files,
+    records,
     streamed_columns,
     synthetic_tables,
     trainer_columns,
@@ -147,7 +148,8 @@ def named_files(given: dict[str, Any]) -> list[str]:
 def missing(path: str, given: dict[str, Any]) -> str:
     """The first file or folder of a reader of files, where none of them is there."""
     listed = named_files(given)
-    there = any(one == "None" or "://" in one or glob.glob(one) for one in listed)
+    listed_here = [one for one in listed if not records.is_stand_in(one)]
+    there = any(one == "None" or "://" in one or glob.glob(one) for one in listed_here)
     return "" if path not in READ or there else listed[0]
 
 
@@ -210,9 +212,13 @@ def slice_of(part: str, count: int) -> slice:
     return slice(ends[0], ends[1] if len(ends) > 1 else None)
 
 
-def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
-    source = Source(tokens, image, recorder.note)
-    columns = asked_columns.Columns(source)
+def columns_of(recorder: Watcher, tokens: int, image: int) -> asked_columns.Columns:
+    """What makes the columns of all stand-ins of a run."""
+    return asked_columns.Columns(Source(tokens, image, recorder.note))
+
+
+def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Change]:
+    source = columns.source
     asked = asked_columns.changes(columns)
 
     def loading(module: ModuleType) -> list[Patch]:
@@ -223,18 +229,20 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
                 return true(path, name, *args, **given)
             except Exception as bad:
                 behind = remote(str(path), given) or missing(str(path), given)
-                if (str(path) in FILES and not behind) or failures.missing_file(bad) is None:
+                held = any(map(records.is_stand_in, named_files(given)))
+                if str(path) in FILES and not behind:
+                    raise
+                if failures.missing_file(bad) is None and not held:
                     raise
                 for one in named_files(given) if str(path) in READ else ():
                     near_files.refuse_misspelled(one)
                 called = behind or str(path)
                 key = entry(called, str(name or ""))
-                columns = "are assumed" if key else GUESSED
-                message = (
-                    f"the data set `{called}` was not found: it has random texts of {tokens} tokens"
-                )
+                known = "are assumed" if key else GUESSED
+                texts = f"random texts of {source.tokens} tokens"
+                message = f"the data set `{called}` was not found: it has {texts}"
                 hint = "choose with `--tokens`"
-                recorder.note(f"data {called}", f"{message}; its columns {columns}", hint)
+                recorder.note(f"data {called}", f"{message}; its columns {known}", hint)
                 split = given.get("split")
                 return dataset(called, str(name or ""), split, bool(given.get("streaming")), source)
 
@@ -294,7 +302,7 @@ def changes(recorder: Watcher, tokens: int, image: int) -> dict[str, Change]:
         "datasets.load": loading,
         "datasets.arrow_dataset": rows,
         "evaluate.loading": metrics,
-        **dict(pictures(recorder, image)),
+        **dict(pictures(recorder, source.image)),
     }
 
 
@@ -434,4 +442,4 @@ def blank(mode: str, size: int, count: int) -> Any:
     return numpy.zeros((count if size < 64 else 1, size, size, 3), dtype=numpy.uint8)
 
 
-__all__ = ["changes", "stand_in"]
+__all__ = ["changes", "columns_of", "stand_in"]

@@ -1,5 +1,5 @@
 """What a script downloads by itself, without a network: random words take the place of text
-files."""
+files, and records that of JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from memfit.trace import asked_columns, failures
+from memfit.trace import asked_columns, failures, records
 from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_tokenizers import table
 
 LINES, WORDS = 8000, 16  # a line each; about as long as a book
-TEXTS = (".txt", ".text", ".md")
+TEXTS, JSON = (".txt", ".text", ".md"), (".json", ".jsonl")
 
 
 @functools.cache
@@ -27,9 +27,16 @@ def words() -> bytes:
     return "\n".join(" ".join(source.choices(known, k=WORDS)) for _ in range(LINES)).encode()
 
 
-def is_text(url: str) -> bool:
+def is_known(url: str) -> bool:
+    """Whether a file of this name has a stand-in."""
     parts = urlsplit(url)
-    return parts.path.lower().endswith(TEXTS) and not (parts.hostname or "").endswith(failures.HUBS)
+    path = parts.path.lower()
+    return path.endswith((*TEXTS, *JSON)) and not (parts.hostname or "").endswith(failures.HUBS)
+
+
+def content(url: str) -> bytes:
+    path = urlsplit(url).path.lower()
+    return records.content(path) if path.endswith(JSON) else words()
 
 
 def splitters(recorder: Watcher, module: ModuleType) -> list[Patch]:
@@ -70,10 +77,12 @@ def packages(recorder: Watcher, module: ModuleType) -> list[Patch]:
     return [(module, "find", find)]
 
 
-def changes(recorder: Watcher) -> dict[str, Change]:
+def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Change]:
     def note(url: str) -> None:
         name = urlsplit(url).path.rpartition("/")[2]
-        recorder.note(f"download {name}", f"`{name}` was not downloaded: it holds random words")
+        asked = f"it holds {records.COUNT} records with the fields that the script asks for"
+        held = asked if name.lower().endswith(JSON) else "it holds random words"
+        recorder.note(f"download {name}", f"`{name}` was not downloaded: {held}")
 
     def requests(module: ModuleType) -> list[Patch]:
         true = module.Session.request
@@ -82,12 +91,13 @@ def changes(recorder: Watcher) -> dict[str, Change]:
             try:
                 return true(self, method, url, *args, **given)
             except OSError:
-                if method.lower() != "get" or not is_text(str(url)):
+                if method.lower() != "get" or not is_known(str(url)):
                     raise
                 note(str(url))
                 found = module.Response()
                 found.status_code, found.url, found.encoding = 200, str(url), "utf-8"
-                found.raw, found.headers["content-length"] = io.BytesIO(words()), str(len(words()))
+                held = content(str(url))
+                found.raw, found.headers["content-length"] = io.BytesIO(held), str(len(held))
                 return found
 
         return [(module.Session, "request", request)]
@@ -101,18 +111,20 @@ def changes(recorder: Watcher) -> dict[str, Change]:
             except OSError as bad:
                 named = str(getattr(url, "full_url", url))
                 answered = hasattr(bad, "code")  # by a server, which does not have it
-                if answered or not is_text(named):
+                if answered or not is_known(named):
                     raise
                 note(named)
                 message: Any = importlib.import_module("email.message")
                 headers = message.Message()
-                headers["Content-Length"] = str(len(words()))
+                held = content(named)
+                headers["Content-Length"] = str(len(held))
                 kind: Any = importlib.import_module("urllib.response")
-                return kind.addinfourl(io.BytesIO(words()), headers, named, 200)
+                return kind.addinfourl(io.BytesIO(held), headers, named, 200)
 
         return [(module, "urlopen", urlopen)]
 
     return {
+        "json": lambda module: records.changes(module, columns),
         "requests.sessions": requests,
         "urllib.request": urllib,
         "nltk.tokenize": lambda module: splitters(recorder, module),

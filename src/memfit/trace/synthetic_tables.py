@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memfit.trace import failures, near_files
+from memfit.trace import failures, near_files, records
 from memfit.trace.asked_columns import MARK, Columns, by_user
 from memfit.trace.imports import Change, Patch
 from memfit.trace.missing_weights import expected
@@ -203,7 +203,9 @@ def changes(
                 except Exception as bad:
                     path: Any = args[0] if args else given.get(called)
                     by_name = isinstance(path, (str, os.PathLike))
-                    if not by_name or not by_user() or failures.missing_file(bad) is None:
+                    held = records.is_stand_in(path)
+                    absent = held or failures.missing_file(bad) is not None
+                    if not by_name or not by_user() or not absent:
                         raise
                     if expected():  # the script has another way
                         raise

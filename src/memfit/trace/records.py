@@ -1,0 +1,65 @@
+"""JSON files that a script downloads, without a network: records with the fields that it asks
+for."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from memfit.trace.asked_columns import Columns, by_user
+from memfit.trace.imports import Patch
+
+COUNT = 200  # records of a file
+LIST = "stand-in for a list of records"  # what such a file holds instead
+ROW = "stand-in for a record"  # on each line of JSON lines
+
+
+def content(path: str) -> bytes:
+    """What a file of this name holds."""
+    text = f'"{ROW}"\n' * COUNT if path.endswith("l") else f'"{LIST}"\n'
+    return text.encode()
+
+
+def is_stand_in(path: Any) -> bool:
+    """Whether a file on the disk came from here."""
+    if not isinstance(path, (str, os.PathLike)) or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.readline(len(LIST) + 9).strip() in (f'"{ROW}"'.encode(), f'"{LIST}"'.encode())
+
+
+class Record(dict[str, Any]):
+    """A record that has the fields that the script asks for."""
+
+    columns: Columns
+
+    def __missing__(self, name: str) -> Any:
+        if not by_user():
+            raise KeyError(name)
+        self[name] = self.columns.values(name, None)
+        return self[name]
+
+
+class Records(list[Any]):
+    """A list of records; a name in it, as `data["train"]`, leads to the same list."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self if isinstance(key, str) else super().__getitem__(key)
+
+
+def changes(module: ModuleType, columns: Columns) -> list[Patch]:
+    """For `json`, whose `load` calls `loads`."""
+    true = module.loads
+    kind = type("Record", (Record,), {"columns": columns})
+
+    def loads(text: Any, *args: Any, **given: Any) -> Any:
+        found = true(text, *args, **given)
+        if found == ROW:
+            return kind()
+        return Records(kind() for _ in range(COUNT)) if found == LIST else found
+
+    return [(module, "loads", loads)]
+
+
+__all__ = ["changes", "content", "is_stand_in"]
