@@ -196,7 +196,7 @@ def logins(module: ModuleType, recorder: Watcher) -> list[Patch]:
 
 
 def whoami(module: ModuleType) -> list[Patch]:
-    """`whoami` of the hub's client, which never asks the hub: a token is nobody's business."""
+    """`whoami` of the hub's client, which is never sent the user's token."""
 
     def answered(*_: Any, **__: Any) -> Any:
         return dict(NOBODY)

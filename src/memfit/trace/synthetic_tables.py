@@ -44,7 +44,7 @@ NAMING = {
     "nlargest": ("columns",),
     "value_counts": ("subset",),
 }
-REMOVED = {"append", "iteritems", "ix", "lookup", "as_matrix"}  # from older versions of tables
+REMOVED = {"append", "iteritems", "ix", "lookup", "as_matrix"}  # from tables by newer pandas
 
 
 def named(value: Any) -> list[str]:
