@@ -32,6 +32,7 @@ from memfit.trace.new_family import (
 from memfit.trace.real_positions import positions_left
 
 WHOLE = pytest.mark.skipif(not os.environ.get("MEMFIT_WHOLE"), reason="half a minute")
+SAID = (("num_key_value_heads", 8),)  # the default of CWM's class
 NAMES = sorted(_rows.names())
 ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers"
 
@@ -150,6 +151,9 @@ def test_a_decoder_of_a_config_that_says_otherwise_is_refused() -> None:
     config = {**ROWS["cwm"].examples[0], "num_hidden_layers": 6}
     del config["layer_types"]
     assert len(build(config).layers) == 6  # as the class repeats its kinds
+    assert build(config).assumed == ()  # sizes are said, and no rate of dropout
+    heads = {key: one for key, one in config.items() if key != "num_key_value_heads"}
+    assert build({**heads, "num_attention_heads": 16, "hidden_size": 128}).assumed == SAID
     for changes, said in (
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "positions `dynamic`"),
         ({"rope_scaling": {"type": "longrope"}}, "positions `longrope`"),

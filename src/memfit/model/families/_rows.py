@@ -111,10 +111,12 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
 def decoder_row(data: Mapping[str, Any]) -> Row:
     """The same of a decoder."""
     name, active = data["type"], data["experts"]
-    sizes = dims_of(data)
+    sizes, defaults = dims_of(data), data["defaults"]
+    told = {key: value for key, value in defaults.items() if key in data["dims"].values()}
 
     def dims(fields: Fields) -> Dims:
-        fields.complete(**data["defaults"])
+        fields.complete(**told)
+        fields.assume(**defaults)
         follow(fields, data["follows"])
         ropes(fields, data)
         return sizes(fields)
