@@ -99,7 +99,7 @@ def test_rows_far_off_are_met_by_another_table() -> None:
         if one.id in CASES and abs(one.predicted / one.measured - 1) > 0.10
     ]
     missed = {one.id for one in far if abs(nearest(one.predicted, repeats(CASES[one.id]))) > 0.10}
-    assert len(far) > 10
+    assert len(far) > 8
     assert missed == set()
 
 
