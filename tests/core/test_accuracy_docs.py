@@ -36,8 +36,8 @@ BOUNDS = {
     ("foundation-model-stack/fms-acceleration", "peak_allocated"): (0.2, 1.65),
     ("foundation-model-stack/fms-acceleration", "allocated_end_of_step"): (0.2, 4.5),
     ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (
-        2.7,
-        15.5,
+        2.0,
+        11.5,
     ),
     ("huggingface/optimum", "peak_allocated_plus_context"): (4.5, 14.0),
     ("huggingface/peft", "allocated_end_of_step"): (0.1, 0.2),
@@ -49,7 +49,7 @@ BOUNDS = {
 }
 AVERAGE = (1.3, 4.5)  # batches of one length; 3 and 10 are what memfit set out to reach
 WITH_VARYING = (4.0, 8.0)  # all rows of confidence `high`: 3.5 and 7.0 on 2026-11-24
-FAR_OFF = (24, 31)  # rows farther off than 10 %: batches of one length, and whose lengths vary
+FAR_OFF = (15, 31)  # rows farther off than 10 %: batches of one length, and whose lengths vary
 
 
 def tool() -> ModuleType:
