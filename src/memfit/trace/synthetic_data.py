@@ -218,10 +218,23 @@ def columns_of(recorder: Watcher, tokens: int, image: int) -> asked_columns.Colu
 
 
 def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Change]:
-    source = columns.source
     asked = asked_columns.changes(columns)
+    return {
+        **asked,
+        **streamed_columns.changes(columns),
+        **synthetic_tables.changes(recorder, columns, unknown, ROWS["train"]),
+        **trainer_columns.changes(columns),
+        "datasets.load": loading(recorder, columns.source),
+        "datasets.arrow_dataset": rows(recorder, asked["datasets.arrow_dataset"]),
+        "evaluate.loading": metrics(recorder),
+        **dict(pictures(recorder, columns.source.image)),
+    }
 
-    def loading(module: ModuleType) -> list[Patch]:
+
+def loading(recorder: Watcher, source: Source) -> Change:
+    """`load_dataset` of what was not found."""
+
+    def patches(module: ModuleType) -> list[Patch]:
         true = module.load_dataset
 
         def load_dataset(path: Any, name: Any = None, *args: Any, **given: Any) -> Any:
@@ -248,7 +261,13 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
 
         return [(module, "load_dataset", load_dataset)]
 
-    def rows(module: ModuleType) -> list[Patch]:
+    return patches
+
+
+def rows(recorder: Watcher, others: Change) -> Change:
+    """Rows of a data set that is shorter than the true one."""
+
+    def patches(module: ModuleType) -> list[Patch]:
         true = module.Dataset.select
 
         def select(self: Any, indices: Any, *args: Any, **given: Any) -> Any:
@@ -275,11 +294,17 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
         return [
             (module.Dataset, "select", select),
             (module.Dataset, "train_test_split", train_test_split),
-            *asked["datasets.arrow_dataset"](module),
+            *others(module),
             *synthetic_tables.handed_over(module),
         ]
 
-    def metrics(module: ModuleType) -> list[Patch]:
+    return patches
+
+
+def metrics(recorder: Watcher) -> Change:
+    """`evaluate.load` of a metric whose code was not found."""
+
+    def patches(module: ModuleType) -> list[Patch]:
         true = module.load
 
         def load(path: Any, *args: Any, **given: Any) -> Any:
@@ -294,16 +319,7 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
 
         return [(module, "load", load)]
 
-    return {
-        **asked,
-        **streamed_columns.changes(columns),
-        **synthetic_tables.changes(recorder, columns, unknown, ROWS["train"]),
-        **trainer_columns.changes(columns),
-        "datasets.load": loading,
-        "datasets.arrow_dataset": rows,
-        "evaluate.loading": metrics,
-        **dict(pictures(recorder, source.image)),
-    }
+    return patches
 
 
 class Scores(dict[str, Any]):
