@@ -189,6 +189,17 @@ def test_a_shelf_says_what_the_smallest_form_needs(capsys: pytest.CaptureFixture
     assert len({one.find("needs") for one in lines if " needs " in one}) == 1
 
 
+@pytest.mark.parametrize(
+    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES)), ("gpt2", {}, 6)]
+)
+def test_progress_counts_every_row(model: str, where: dict[str, str], total: int) -> None:
+    told: list[tuple[int, int, str]] = []
+    card(model, offline=True, progress=lambda *one: told.append(one), **where)
+    assert [done for done, _, _ in told] == list(range(total))
+    assert {all for _, all, _ in told} == {total}
+    assert told[0][2] == "16-bit"
+
+
 def test_without_a_driver_to_ask_there_is_no_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even an error: the extra `measure` may be missing."""
     import memfit.hardware

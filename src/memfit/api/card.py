@@ -20,7 +20,7 @@ from memfit.words import Ask, ask_from, cluster_of, gather, model_of
 if TYPE_CHECKING:
     from memfit.hardware import GPU, Cluster
     from memfit.model.modules import Model
-    from memfit.plan.card import Card, Row, Served, Shelf, Smallest, Smallests, Use
+    from memfit.plan.card import Card, Progress, Row, Served, Shelf, Smallest, Smallests, Use
 
 # Models that people ask for most, by families and sizes; all are in the catalog.
 WELL_KNOWN = (
@@ -42,12 +42,18 @@ OPTIONS = ("gpu", "memory", "offline")
 
 
 def card(
-    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "",
+    /,
+    *,
+    progress: Progress | None = None,
+    **given: Any,
 ) -> Card | Shelf | Smallests:
     """What `gpu` can do with `model`; without a model, with well-known ones; without a GPU, the
-    smallest GPU for each use. A name that several models share means all of them."""
+    smallest GPU for each use. A name that several models share means all of them. `progress` is
+    told how many rows or models are done, of how many, and what comes next."""
     from memfit.plan import card as cards
 
+    tell = progress or cards.quiet
     problems: list[Problem] = []
     values = {name: value for name, value in given.items() if value is not None}
     strange = [name for name in values if name not in OPTIONS]
@@ -73,7 +79,7 @@ def card(
                 where="model",
                 hint=f"ask for one of them, like `memfit estimate {names[0]}`",
             )
-        return cards.shelf(some, cluster, job_of, served)
+        return cards.shelf(some, cluster, job_of, served, tell)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
     if not generates(found):
@@ -90,13 +96,13 @@ def card(
             subject=subject,
         )
     if cluster is None:
-        known = cards.smallest(found, job_of)
+        known = cards.smallest(found, job_of, tell)
         rows = tuple(smallest_command(one, known, subject) for one in known.rows)
         return dataclasses.replace(known, rows=rows, subject=subject)
     place = " ".join(
         f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
     )
-    return spelled(cards.card(found, cluster, job_of, served), subject, place or "--gpu auto")
+    return spelled(cards.card(found, cluster, job_of, served, tell), subject, place or "--gpu auto")
 
 
 def own_gpu() -> Cluster | None:

@@ -26,12 +26,21 @@ PASTED = ("estimate", "card")  # verbs behind which people paste other programs'
 
 def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
     from memfit.api.card import card
+    from memfit.cli.trace import Life
     from memfit.plan.card import Card
     from memfit.report import card as report
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
     named = names_gpu(words) or (len(words) > 2 and is_gpu(words[-1]))
-    found = card(one_model(words) if named else " ".join(words), **values)
+    life = Life()
+
+    def progress(done: int, total: int, what: str) -> None:
+        life.say(f"{what}, {done + 1} of {total}")
+
+    try:
+        found = card(one_model(words) if named else " ".join(words), progress=progress, **values)
+    finally:
+        life.done()
     code = 1 if isinstance(found, Card) and found.rows and not found.fits else 0
     if as_json:
         return code, json.dumps(report.data(found), indent=2, ensure_ascii=False)

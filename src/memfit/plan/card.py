@@ -169,16 +169,27 @@ class Serve(Protocol):
     ) -> Served | None: ...
 
 
-def card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
+# Told before each row or model: how many are done, of how many, and what comes next.
+Progress = Callable[[int, int, str], None]
+
+
+def quiet(done: int, total: int, what: str) -> None:
+    """Tells nothing."""
+
+
+def card(
+    model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, progress: Progress = quiet
+) -> Card:
     """`job_of` resolves the defaults of a use, `serve` asks llama.cpp."""
     with uncollected(), remembering():
-        return _card(model, cluster, job_of, serve)
+        return _card(model, cluster, job_of, serve, progress)
 
 
-def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
+def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, progress: Progress) -> Card:
     rows: list[Row] = []
     spread: dict[str, Strategy] = {}
     for use in USES:
+        progress(len(rows), len(USES), use.title)
         found, spread[use.key] = (
             (served_row(model, use, cluster, serve), layouts(model, use, cluster)[0])
             if use.gguf
@@ -392,9 +403,13 @@ def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Ro
 
 
 # ------------------------------------------------------------------------- the other two questions
-def smallest(model: Model, job_of: Jobs) -> Smallests:
+def smallest(model: Model, job_of: Jobs, progress: Progress = quiet) -> Smallests:
     uses = [use for use in USES if not use.gguf]
-    return Smallests(model=model, rows=tuple(smallest_row(model, use, job_of) for use in uses))
+    rows: list[Smallest] = []
+    for use in uses:
+        progress(len(rows), len(uses), use.title)
+        rows.append(smallest_row(model, use, job_of))
+    return Smallests(model=model, rows=tuple(rows))
 
 
 def smallest_row(model: Model, use: Use, job_of: Jobs) -> Smallest:
@@ -429,10 +444,19 @@ def first(model: Model, use: Use, gpus: Sequence[GPU], job_of: Jobs) -> tuple[GP
     return None
 
 
-def shelf(models: Sequence[Model], cluster: Cluster, job_of: Jobs, serve: Serve) -> Shelf:
+def shelf(
+    models: Sequence[Model],
+    cluster: Cluster,
+    job_of: Jobs,
+    serve: Serve,
+    progress: Progress = quiet,
+) -> Shelf:
+    lines: list[Line] = []
     with uncollected(), remembering():
-        lines = tuple(line(model, cluster, job_of, serve) for model in models)
-    return Shelf(cluster=cluster, lines=lines)
+        for model in models:
+            progress(len(lines), len(models), model.name)
+            lines.append(line(model, cluster, job_of, serve))
+    return Shelf(cluster=cluster, lines=tuple(lines))
 
 
 def line(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Line:
