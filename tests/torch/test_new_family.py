@@ -147,6 +147,19 @@ def test_sizes_of_a_decoder_and_their_relations() -> None:
     assert ropes_of(subject) == ["default", "linear", "llama3", "yarn"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("diffllama", "a size follows from `num_attention_heads`, which cannot vary alone"),
+        ("dots3_note_text", "rejects the configuration of `dots3_note_text`"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused_with_the_reason(kind: str, said: str) -> None:
+    """Both ended in a traceback."""
+    with pytest.raises(InputError, match=said):
+        new_family(kind)
+
+
 def test_a_decoder_of_a_config_that_says_otherwise_is_refused() -> None:
     config = {**ROWS["cwm"].examples[0], "num_hidden_layers": 6}
     del config["layer_types"]

@@ -78,6 +78,8 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
     named = {usual.get(key, key): key for key in dims}
     back = {key: name for name, key in named.items()}
     follows = follows_of(subject, dims, layers)
+    if lone := [name for names in follows.values() for name in names if name not in back]:
+        raise refuse(kind, f"a size follows from `{lone[0]}`, which cannot vary alone")
     widths = [key for key in dims if "head_dim" not in key]  # wide heads run other kernels
     held = {count, positions, "rope_parameters", layers.first, window, *layers.lists, *dims, *equal}
     return {

@@ -506,7 +506,7 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
         raise InputError.one("the configuration has no `model_type`", where="model.config")
     try:
         return AutoConfig.for_model(kind, **values)
-    except ValueError as bad:
+    except rejections() as bad:
         known = kind in CONFIG_MAPPING
         message = (
             f"this transformers version rejects the configuration of `{kind[:60]}`"
@@ -517,11 +517,20 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
             Problem(
                 message=message,
                 where="model.config" if known else "model.config.model_type",
-                hint=str(bad)[:200]
+                hint=" ".join(str(bad).split())[:200]
                 if known
                 else "`--like NAME` uses the formulas of another family",
             )
         ) from None
+
+
+def rejections() -> tuple[type[Exception], ...]:
+    """What transformers raises for a configuration that it does not take; since version 5 its
+    configs are dataclasses that check their fields."""
+    from huggingface_hub import errors
+
+    strict = getattr(errors, "StrictDataclassError", None)
+    return (ValueError,) if strict is None else (ValueError, strict)
 
 
 @contextlib.contextmanager
