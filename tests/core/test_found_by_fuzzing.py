@@ -146,3 +146,10 @@ def test_what_a_config_leaves_open_is_said(config: Path) -> None:
     assert any("`tie_word_embeddings` as false" in one for one in said)
     config.write_text(json.dumps(SMALL))
     assert not any("leaves open" in one.message for one in estimate(str(config)).problems)
+
+
+def test_a_size_that_a_graph_halves_is_even() -> None:
+    """It ended in a ValueError."""
+    config = {**families()["deepseek_v32"].examples[0], "qk_rope_head_dim": 7}
+    with pytest.raises(InputError, match=r"do not go together: `1/2\*qk_rope_head_dim` is 7/2"):
+        build(config)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.graph import Graph, Loop, Op, Value, check, evaluated, graph_of, json_of, unrolled
 from memfit.graph.solve import Solver, Unsolved
 
@@ -47,7 +48,7 @@ def test_dimensions_that_no_run_tells_apart_are_refused() -> None:
 
 
 def test_a_size_that_is_no_whole_number_is_an_error() -> None:
-    with pytest.raises(ValueError, match="whole number"):
+    with pytest.raises(InputError, match="do not go together"):
         evaluated("1/2*heads", {"heads": 5})
 
 

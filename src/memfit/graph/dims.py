@@ -9,6 +9,8 @@ from functools import lru_cache
 from math import lcm, prod
 from typing import TypeAlias
 
+from memfit.errors import InputError
+
 Dims: TypeAlias = Mapping[str, int]
 Term: TypeAlias = tuple[Fraction, tuple[str, ...]]
 Expression: TypeAlias = tuple[Term, ...]
@@ -59,7 +61,11 @@ def evaluated(text: str | int, dims: Dims) -> int:
     total = sum([factor * prod([dims[name] for name in names]) for factor, names in terms])
     if total % divisor:
         found = Fraction(total, divisor)
-        raise ValueError(f"`{text}` is {found}, which is not a whole number")
+        raise InputError.one(
+            f"sizes of this config do not go together: `{text}` is {found}",
+            where="config",
+            hint="the model's own code rounds it, or refuses it: `memfit trace` runs that code",
+        )
     return total // divisor
 
 
