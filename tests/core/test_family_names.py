@@ -104,10 +104,12 @@ def test_a_context_asks_for_an_answer(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr()
     assert "inference" in said.out
     assert "`--context` is read as a question about answering" in said.err
-    main(["qwen3-8b", "--gpu", "h100", "--context", "2k", "--method", "lora", "--offline"])
-    said = capsys.readouterr()
-    assert "finetune lora" in said.out
-    assert "note:" not in said.err
+    for training in ("--method lora", "--lora", "--rank 8", "--optim adamw_torch", "--packing"):
+        words = ["qwen3-8b", "--gpu", "h100", "--context", "2k", *training.split()]
+        main([*words, "--offline"])
+        said = capsys.readouterr()
+        assert "finetune" in said.out, training
+        assert "is read as" not in said.err
 
 
 @pytest.mark.parametrize("name", ["claude", "Claude-3.5-Sonnet", "gpt-4o", "GPT4", "gemini 2.5"])

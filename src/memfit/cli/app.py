@@ -152,20 +152,45 @@ class Sections(Helpful):
         return super().parse_args(ctx, plain_words(self, ctx, args, self.name or ""))
 
 
-class Estimating(Sections):
+class Engines(Sections):
     """`--engine NAME` hands the words to a serving engine, which owns its flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from memfit.cli.engine import engine_named
 
         if not engine_named(args) and not self.implies_engine(args):
-            return super().parse_args(ctx, self.with_task(args))
+            return super().parse_args(ctx, self.meant(args))
         ctx.params = {"engine_words": tuple(args)}
         ctx.args = []
         return []
 
-    def with_task(self, args: list[str]) -> list[str]:
+    def implies_engine(self, args: Sequence[str]) -> bool:
+        """Whether the words mean an engine that they do not name."""
+        return False
+
+    def meant(self, args: list[str]) -> list[str]:
         """`args` with the task that they mean but do not name."""
+        return args
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if "engine_words" not in ctx.params:
+            return super().invoke(ctx)
+        return self.answered(ctx.params["engine_words"])
+
+    def answered(self, words: tuple[str, ...]) -> tuple[int, str]:
+        """The exit code and the answer for an engine's words."""
+        raise NotImplementedError
+
+
+class Estimating(Engines):
+    """A GGUF file means llama.cpp, and a context a question about answering."""
+
+    def implies_engine(self, args: Sequence[str]) -> bool:
+        from memfit.cli.engine import quantized_file
+
+        return quantized_file(args)
+
+    def meant(self, args: list[str]) -> list[str]:
         option = cli_arguments.context_of(args)
         if not option:
             return args
@@ -174,35 +199,19 @@ class Estimating(Sections):
         complain((Problem(message=message, hint=hint, level="note"),))
         return [*args, "--task", "inference"]
 
-    def implies_engine(self, args: Sequence[str]) -> bool:
-        """Whether the words mean an engine that they do not name."""
-        from memfit.cli.engine import quantized_file
-
-        return quantized_file(args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        if "engine_words" not in ctx.params:
-            return super().invoke(ctx)
+    def answered(self, words: tuple[str, ...]) -> tuple[int, str]:
         from memfit.cli.engine import run
 
-        return run(ctx.params["engine_words"], columns())
+        return run(words, columns())
 
 
-class PlanningCommand(Estimating):
-    """`--engine NAME` plans the settings of a serving engine."""
+class PlanningCommand(Engines):
+    """Plans the settings of a serving engine."""
 
-    def with_task(self, args: list[str]) -> list[str]:
-        return args
-
-    def implies_engine(self, args: Sequence[str]) -> bool:
-        return False
-
-    def invoke(self, ctx: click.Context) -> Any:
-        if "engine_words" not in ctx.params:
-            return super().invoke(ctx)
+    def answered(self, words: tuple[str, ...]) -> tuple[int, str]:
         from memfit.cli.engine import run_plan
 
-        return run_plan(ctx.params["engine_words"], columns())
+        return run_plan(words, columns())
 
 
 class Tracing(TraceCommand, Sections):

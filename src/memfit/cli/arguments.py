@@ -15,7 +15,7 @@ from memfit.errors import InputError, Problem
 from memfit.registry import nearest
 from memfit.spellings import AMBIGUOUS, Meaning, meanings, names, settings, switched, value
 from memfit.unrelated_options import is_switch, unrelated
-from memfit.words import Planning, Run, Studying
+from memfit.words import Planning, Run, Studying, options
 
 HELP = ("--help", "--help-all", "-h")
 LIKE = 0.65  # similarity below which no other option is offered
@@ -189,23 +189,31 @@ class Reader:
         self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint, fix=fix))
 
 
-# Lengths that are only given where a model answers, and the options of both tasks.
+# Lengths that are only given where a model answers.
 CONTEXTS = frozenset(("context", "context-length", "ctx", "ctx-size", "num-ctx", "max-model-len"))
-NEUTRAL = frozenset(
-    ("attention", "batch", "gpu", "memory", "offline", "precision", "quant", "seq", "use", "model")
-)
+# Options that a question about answering may have, too: these groups, and some of the others.
+ANSWERING = ("question", "quantization", "inference", "environment")
+BOTH = ("attention", "batch", "image_size", "images", "precision", "seq")
 
 
 def context_of(words: Sequence[str]) -> str:
     """The option that makes a question one about answering: a context, and nothing that belongs to
     training alone. Empty where there is none."""
-    table = meanings(NEUTRAL)
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     folded = {flag: flag.lstrip("-").replace("_", "-").lower() for flag in flags}
-    shown = ("help", "help-all", "json", "format", "explain", "bytes", "strict", "gpus")
-    if any(one not in (*NEUTRAL, *table, *shown) for one in folded.values()):
+    context = next((flag for flag, one in folded.items() if one in CONTEXTS), "")
+    if not context:
         return ""
-    return next((flag for flag, one in folded.items() if one in CONTEXTS), "")
+    known = options()
+    table = meanings(frozenset(known))
+    named = {one.replace("-", "_") for one in folded.values()} & known.keys()
+    named |= {said.option for one in folded.values() for said in table.get(one, ())}
+    training = {
+        name
+        for name in named
+        if known[name].metadata["group"] not in ANSWERING and name not in BOTH
+    }
+    return "" if training else context
 
 
 def elsewhere(folded: str) -> str:
