@@ -187,6 +187,12 @@ def test_a_shelf_says_what_the_smallest_form_needs(capsys: pytest.CaptureFixture
     assert answer * 2**30 == pytest.approx(whole, rel=0.02)
     assert 35 < tune < 45  # nf4's 4.13 bits of 68.5 B weights are 32.9 GiB
     assert len({one.find("needs") for one in lines if " needs " in one}) == 1
+    assert main(["70b", "--gpu", "rtx-4090", "--offline", "--json"]) == 0
+    models = {one["model"]: one for one in json.loads(capsys.readouterr().out)["models"]}
+    row = models["meta-llama/Llama-3.1-70B"]
+    assert (row["answer"], row["answer_device"], row["tune"], row["tune_device"]) == (None,) * 4
+    assert answer * 2**30 == pytest.approx(row["answer_needs"], rel=0.01)
+    assert tune * 2**30 == pytest.approx(row["tune_needs"], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,7 @@ def test_a_file_that_is_partly_in_cpu_memory_says_how_much(
     words = shlex.split(row["command"])[1:]
     assert main([*words, "--offline", "--json"]) == 0
     pools = json.loads(capsys.readouterr().out)["pools"]
-    for where, size in (("gpu", row["device"]), ("cpu", row["beside"])):
+    for where, size in (("gpu", row["device"]), ("cpu", row["in_cpu_memory"])):
         assert sum(one["bytes"] for one in pools if one["where"] == where) == size
 
 
@@ -310,8 +316,8 @@ def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None
 
 def test_where_nothing_fits_it_says_how_much_is_not_supported() -> None:
     rows: Any = [
-        SimpleNamespace(refused="no graph", beside=0),
-        SimpleNamespace(refused="", beside=0),
+        SimpleNamespace(refused="no graph", in_cpu_memory=0),
+        SimpleNamespace(refused="", in_cpu_memory=0),
     ]
     assert list(highlights([], rows)) == [
         "neither answering nor fine-tuning fits; 1 of 2 uses are not supported"

@@ -72,14 +72,7 @@ def card(
     elif names or not model:
         if cluster is None:
             raise InputError(without_gpu(word, names))
-        some = [one for name in names or WELL_KNOWN for one in built(name)]
-        if not some:
-            raise InputError.one(
-                f"none of the {len(names)} models that `{word}` could be has a card",
-                where="model",
-                hint=f"ask for one of them, like `memfit estimate {names[0]}`",
-            )
-        return cards.shelf(some, cluster, job_of, served, tell)
+        return cards.shelf(with_cards(word, names), cluster, job_of, served, tell)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
     if not generates(found):
@@ -120,6 +113,18 @@ def family(name: str) -> tuple[str, ...]:
     from memfit.model.family_names import models_of
 
     return () if Path(name).exists() else models_of(name)
+
+
+def with_cards(word: str, names: Sequence[str]) -> list[Model]:
+    """The models of a family, or well-known ones, that have a card."""
+    some = [one for name in names or WELL_KNOWN for one in built(name)]
+    if some:
+        return some
+    raise InputError.one(
+        f"none of the {len(names)} models that `{word}` could be has a card",
+        where="model",
+        hint=f"ask for one of them, like `memfit estimate {names[0]}`",
+    )
 
 
 def without_gpu(name: str, names: Sequence[str]) -> Problem:

@@ -66,14 +66,14 @@ class Row:
     """How far a use goes. `job` is the question of the row: its batch is the default one, or the
     largest that fits; `device` and `tokens_per_second` are its answer. `longest` are tokens of one
     sequence, `most` sequences of the default length, or users. `refused` says why there is no
-    answer; `way` is what would make it fit. `beside` are bytes in CPU memory with which the rest
-    of the model fits on the GPU, and `device` is that rest."""
+    answer; `way` is what would make it fit. `in_cpu_memory` are bytes there with which the
+    rest of the model fits on the GPU, and `device` is that rest."""
 
     use: Use
     job: Job = field(default_factory=Job)
     fits: bool = False
     device: int = 0
-    beside: int = 0
+    in_cpu_memory: int = 0
     tokens_per_second: float | None = None
     longest: int = 0
     most: int = 0
@@ -128,8 +128,8 @@ class Smallests:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One model on a GPU: the best use of each group that fits, and what it takes; where none does,
-    what the smallest would take (0: not known)."""
+    """One model on a GPU: the best use of each group that fits, with its bytes. Where no use fits,
+    the bytes are those of the smallest one, or 0 where none is known."""
 
     name: str
     parameters: int
@@ -274,8 +274,9 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
         return Row(use=use, refused="llama.cpp has no graph of it in memfit")
     if not first.fits:
         part = serve(model, use.gguf, cluster, context, whole=False)
-        beside = part.host if part is not None and part.fits else 0
-        return Row(use=use, device=part.device if part and beside else first.device, beside=beside)
+        if part is None or not part.fits:
+            return Row(use=use, device=first.device)
+        return Row(use=use, device=part.device, in_cpu_memory=part.host)
     next_point = serve(model, use.gguf, cluster, 2 * context)
     slope = 0 if next_point is None else max(0, next_point.device - first.device) / context
     room = usable(cluster.gpu) - first.device

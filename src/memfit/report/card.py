@@ -50,13 +50,15 @@ def card_lines(found: Card) -> Iterator[str]:
     parted = [row.use.title for row in found.rows if row.fits and has_layers(found, row)]
     if parted:
         yield f"{listed(parted)}: some of the layers on each GPU"
-    rest = [row for row in found.rows if not row.fits and (row.way or row.refused or row.beside)]
+    rest = [
+        row for row in found.rows if not row.fits and (row.way or row.refused or row.in_cpu_memory)
+    ]
     if rest:
         yield ""
         yield "what would make the rest possible"
         for row in rest:
             yield f"  {label(row)}: {possible(row)}"
-            if row.beside or row.way is not None:
+            if row.in_cpu_memory or row.way is not None:
                 yield f"    {row.way.command if row.way else row.command}"
 
 
@@ -118,11 +120,11 @@ def highlights(best: list[Row], rows: Sequence[Row], context: int = CONTEXT) -> 
 
 def in_part(rows: Sequence[Row]) -> str:
     """What an engine can do that keeps some of the weights in CPU memory."""
-    some = [row for row in rows if row.beside]
+    some = [row for row in rows if row.in_cpu_memory]
     if not some:
         return ""
-    row = min(some, key=lambda one: one.beside)
-    rest = f"{gib(row.device)} GiB on the GPU and {gib(row.beside)} GiB in CPU memory"
+    row = min(some, key=lambda one: one.in_cpu_memory)
+    rest = f"{gib(row.device)} GiB on the GPU and {gib(row.in_cpu_memory)} GiB in CPU memory"
     return f"{row.use.title} answers slowly with {rest}"
 
 
@@ -136,7 +138,9 @@ def next_command(found: Card) -> str:
     """Where nothing fits, that of the row which needs the least CPU memory beside the GPU, or of
     the first which fits elsewhere."""
     best = [row.command for row in found.rows if row.best]
-    beside = sorted((row for row in found.rows if row.beside), key=lambda row: row.beside)
+    beside = sorted(
+        (row for row in found.rows if row.in_cpu_memory), key=lambda row: row.in_cpu_memory
+    )
     elsewhere = [row.way.command for row in found.rows if row.way is not None]
     others = [*(row.command for row in beside), *elsewhere, found.rows[0].command]
     return best[-1] if best else others[0]
@@ -156,8 +160,8 @@ def row_line(row: Row) -> str:
 
 
 def possible(row: Row) -> str:
-    if row.beside:
-        return f"{gib(row.device)} GiB here and {gib(row.beside)} GiB in CPU memory, slower"
+    if row.in_cpu_memory:
+        return f"{gib(row.device)} GiB here and {gib(row.in_cpu_memory)} GiB in CPU memory, slower"
     if row.way is None or row.way.cluster is None:
         return unsupported(row.refused)
     gpus = f"{row.way.cluster.gpus} x " if row.way.cluster.gpus > 1 else ""
@@ -287,9 +291,11 @@ def data(found: Card | Shelf | Smallests) -> dict[str, Any]:
                 "model": one.name,
                 "parameters": one.parameters,
                 "answer": None if one.answer is None else one.answer.key,
-                "answer_device": one.answer_bytes or None,
+                "answer_device": one.answer_bytes if one.answer else None,
+                "answer_needs": None if one.answer else one.answer_bytes or None,
                 "tune": None if one.tune is None else one.tune.key,
-                "tune_device": one.tune_bytes or None,
+                "tune_device": one.tune_bytes if one.tune else None,
+                "tune_needs": None if one.tune else one.tune_bytes or None,
             }
             for one in found.lines
         ]
@@ -329,7 +335,7 @@ def row_data(one: Row) -> dict[str, Any]:
         "fits": one.fits,
         "best": one.best,
         "device": one.device or None,
-        "beside": one.beside or None,
+        "in_cpu_memory": one.in_cpu_memory or None,
         "batch": one.job.batch,
         "seq": one.job.seq,
         "longest": one.longest,
