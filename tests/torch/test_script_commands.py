@@ -10,6 +10,7 @@ import pytest
 
 from memfit.api.verbs import trace
 from memfit.cli.trace import split
+from memfit.errors import InputError
 
 PROGRAM = """
 import os, sys, torch
@@ -82,3 +83,24 @@ def test_a_notebook_with_magics_runs(tmp_path: Path) -> None:
     notebook = tmp_path / "run.ipynb"
     notebook.write_text(json.dumps({"cells": cells}))
     trace(notebook)
+
+
+WARNS = """
+import logging, sys, warnings, torch
+print("reading a.txt")
+for level in (logging.WARNING, logging.ERROR):
+    record = {"pathname": torch.__file__, "levelno": level, "msg": f"level {level}"}
+    logging.lastResort.handle(logging.makeLogRecord(record))
+warnings.warn_explicit("it is old", FutureWarning, torch.__file__, 1)
+logging.warning("own words")
+raise ValueError("stop")
+"""
+
+
+def test_a_librarys_warnings_are_not_the_scripts_last_lines(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WARNS)
+    with pytest.raises(InputError, match="stop") as caught:
+        trace(script)
+    last = [one.message for one in caught.value.problems if "last lines" in one.message]
+    assert last == ["the script's last lines: reading a.txt / level 40 / WARNING:root:own words"]

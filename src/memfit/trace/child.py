@@ -119,8 +119,10 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
     import dataclasses
 
     from memfit.errors import InputError
+    from memfit.trace import library_warnings
     from memfit.trace.light import lighten
 
+    warned = library_warnings.collect()
     lighten()
     try:
         tape, notes, facts = (of_model if request["kind"] == "model" else of_script)(
@@ -130,7 +132,8 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
         if request["show"] and bad.__cause__ is not None:
             sys.excepthook(type(bad.__cause__), bad.__cause__, bad.__cause__.__traceback__)
         said = (*bad.problems, *doubts(request), *assumed(channel))
-        channel.say(problems=[dataclasses.asdict(one) for one in said])
+        problems = [dataclasses.asdict(one) for one in said]
+        channel.say(problems=problems, warned=list(warned))
     except KeyboardInterrupt:
         channel.say(interrupted=True)
     except Exception:  # noqa: BLE001 - a defect of ours, which the parent process shows as one

@@ -118,7 +118,7 @@ def launch(
         )
         words = Words(process, show)
         try:
-            return listen(process, files, str(request.get("script", "")), seconds, progress)
+            return listen(words, files, str(request.get("script", "")), seconds, progress)
         except InputError as bad:
             end(process)
             raise InputError(*said_last(bad.problems, words.last())) from None
@@ -133,6 +133,7 @@ class Words:
 
     def __init__(self, process: subprocess.Popen[bytes], show: bool) -> None:
         self.process, self.show, self.kept = process, show, b""
+        self.warned: list[str] = []  # lines that are warnings of libraries
         self.thread = threading.Thread(target=self.read, daemon=True, name="memfit-words")
         self.thread.start()
 
@@ -145,10 +146,11 @@ class Words:
                     put(escaped(piece.decode(errors="replace"), colour=True, keep="\n\t\r"))
 
     def last(self) -> list[str]:
-        """Without what a library prints of its own accord."""
+        """The script's last lines, without the warnings of libraries."""
         self.thread.join(PATIENCE)
         found = self.kept.decode(errors="replace").replace("\r", "\n").splitlines()
-        return [line.rstrip()[:WIDEST] for line in found if line.strip()][-LINES:]
+        others = {line.strip() for line in ("", *self.warned)}
+        return [line.rstrip()[:WIDEST] for line in found if line.strip() not in others][-LINES:]
 
     def done(self) -> None:
         self.thread.join(PATIENCE)
@@ -165,7 +167,7 @@ def said_last(problems: tuple[Problem, ...], last: list[str]) -> Iterator[Proble
 
 
 def listen(
-    process: subprocess.Popen[bytes],
+    words: Words,
     files: Mapping[str, str],
     script: str,
     seconds: float,
@@ -176,7 +178,7 @@ def listen(
     deadline, started, at, rest = time.monotonic() + seconds + START, False, 0, ""
     answer = Path(files["answer"])
     while True:
-        ended = process.poll() is not None
+        ended = words.process.poll() is not None
         with contextlib.suppress(FileNotFoundError), answer.open(encoding="utf-8") as file:
             file.seek(at)
             rest += file.read()
@@ -185,24 +187,25 @@ def listen(
         if whole and not started:
             deadline, started = time.monotonic() + seconds + GRACE, True
         for line in whole:
-            found = heard(json.loads(line), progress)
+            found = heard(json.loads(line), progress, words)
             if found is not None:
                 return found
         if ended:
-            raise InputError(crashed(process.returncode, files["stack"], script))
+            raise InputError(crashed(words.process.returncode, files["stack"], script))
         if seconds and time.monotonic() > deadline:
-            where = asked(process, files["stack"])
+            where = asked(words.process, files["stack"])
             message = f"`{Path(script).name or 'the model'}` did not finish within {seconds:g} s"
             raise InputError.one(message, where=where, hint="raise it with `--time-limit`")
         time.sleep(POLL)
 
 
-def heard(said: Mapping[str, Any], progress: Progress | None) -> Answer | None:
+def heard(said: Mapping[str, Any], progress: Progress | None, words: Words) -> Answer | None:
     if "progress" in said:
         if progress is not None:
             progress(*said["progress"])
         return None
     if "problems" in said:
+        words.warned = said.get("warned", [])
         raise InputError(*(Problem(**one) for one in said["problems"]))
     if "interrupted" in said:
         raise KeyboardInterrupt
