@@ -192,8 +192,8 @@ def load(
     for one in SPREAD:
         if given.pop(one, None) is not None:
             raise CannotFollow(
-                f"`{one}` uses several GPUs",
-                "a trace runs one process on one GPU",
+                f"a trace of a script does not follow `{one}`, which splits a model over GPUs",
+                "`memfit estimate MODEL --use tp=2` predicts tensor parallelism",
             )
     config, rest = config_of(cls, name, given)
     asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
