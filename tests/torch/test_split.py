@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate")
+accelerate = pytest.importorskip("accelerate")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
-from memfit.parallel.device_map.check import shares  # noqa: E402
+from memfit.parallel.device_map.shares import shares  # noqa: E402
 from memfit.simulate.memory import memory  # noqa: E402
 from memfit.strategy import Split, Strategy  # noqa: E402
 
@@ -70,23 +70,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def dealt(config: dict[str, Any], gpus: int) -> tuple[int, ...]:
+VERSIONS = {"accelerate": (5, 17), "transformers": (5, 23)}  # whose rules transformers follows
+
+
+def dealt(config: dict[str, Any], gpus: int, library: str) -> tuple[int, ...]:
     """`device_map="auto"` (transformers 5.23 integrations/accelerate.py _get_device_map), of GPUs
     with room for all."""
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
+    rules = {
+        "accelerate": accelerate.utils.modeling,
+        "transformers": transformers.integrations.accelerate,
+    }[library]
     values = {key: value for key, value in config.items() if key not in ("model_type", "dtype")}
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(
             transformers.AutoConfig.for_model(config["model_type"], **values), dtype=torch.bfloat16
         )
-    whole = list(model._no_split_modules)
-    room = dict.fromkeys(range(gpus), 2**40)
-    kinds = {"dtype": torch.bfloat16, "no_split_module_classes": whole}
-    placed = infer_auto_device_map(
-        model, max_memory=get_balanced_memory(model, max_memory=room, **kinds), **kinds
-    )
+    whole = {"no_split_module_classes": list(model._no_split_modules)}
+    room = rules.get_balanced_memory(model, max_memory=dict.fromkeys(range(gpus), 2**40), **whole)
+    placed = rules.infer_auto_device_map(model, max_memory=room, **whole)
     layers = build(config).prefix
     where = [
         placed.get(f"{layers}.{number}", placed.get(layers, placed.get(layers.rpartition(".")[0])))
@@ -95,20 +96,23 @@ def dealt(config: dict[str, Any], gpus: int) -> tuple[int, ...]:
     return tuple(where.count(gpu) for gpu in range(gpus))
 
 
+@pytest.mark.parametrize("library", VERSIONS)
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_layers_are_dealt_as_accelerate_deals_them(name: str, gpus: int) -> None:
+def test_layers_are_dealt_as_libraries_deal_them(name: str, gpus: int, library: str) -> None:
     model = build(CONFIGS[name])
-    assert shares(model, gpus, model.dtype) == dealt(CONFIGS[name], gpus)
+    found = shares(model, gpus, model.dtype, VERSIONS[library])
+    assert found == dealt(CONFIGS[name], gpus, library)
 
 
 def test_where_a_head_is_half_of_the_model_no_layers_are_left_for_a_gpu() -> None:
     """accelerate then leaves the first GPU empty, or parts of the model on the host: the formulas
-    refuse it."""
+    refuse it. transformers 5.18 and newer leave more room, and split it."""
     config = {**LLAMA, "num_hidden_layers": 9, "vocab_size": 400_000}
     model = build(config)
-    assert min(dealt(config, 2)) == 0
-    assert min(shares(model, 2, model.dtype)) == 0
+    old, new = (shares(model, 2, model.dtype, version) for version in VERSIONS.values())
+    assert min(dealt(config, 2, "accelerate")) == min(old) == 0
+    assert new == dealt(config, 2, "transformers") == (6, 3)
 
 
 # ----------------------------------------------------------------------------- what each GPU holds

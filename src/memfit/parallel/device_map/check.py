@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memfit.errors import Problem
-from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.libraries.trl.check import head_of
-from memfit.model.modules import Model, Module
+from memfit.model.modules import Model
 from memfit.model.quantized import method
 from memfit.parallel.device_map.placement import (
     ON_CPU,
@@ -21,60 +20,11 @@ from memfit.parallel.device_map.placement import (
     bytes_on,
 )
 from memfit.parallel.device_map.placement import placed as placed_at
+from memfit.parallel.device_map.shares import counts
 from memfit.program import Chunk, Program, Stage, placed
-from memfit.strategy import Split, Strategy
+from memfit.strategy import Strategy
 from memfit.techniques.base import Engines, Overlay, Technique
 from memfit.units import GIB
-
-# of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
-SPARE = 1.25
-
-
-def size_of(modules: tuple[Module, ...], dtype: str, buffers: bool = True) -> int:
-    weights = (
-        weight
-        for module in modules
-        for weight in module.weights()
-        if buffers or weight.role != "buffer"
-    )
-    return sum(FORMATS[weight.format or dtype].bytes(weight.count) for weight in weights)
-
-
-def shares(model: Model, gpus: int, dtype: str) -> tuple[int, ...]:
-    """Layers of each GPU as accelerate splits them: each but the last has an equal share of the
-    bytes and a quarter more than a layer; the first keeps room for the largest module that is still
-    to come, which is the head or a layer (get_balanced_memory, infer_auto_device_map)."""
-    layers, head = (
-        [size_of((layer,), dtype) for layer in model.layers],
-        size_of((model.head,), dtype),
-    )
-    buffers = sum(FORMATS[one.format or dtype].bytes(one.count) for one in model.buffers)
-    ends = size_of((*model.embed, *model.final), dtype)
-    parts = [size_of((one,), dtype) for layer in model.layers for one in layer.linears()] + [head]
-    most = (sum(layers) + head + ends + buffers) // gpus + int(
-        SPARE * max(*layers, sum(parts) // len(parts))
-    )
-    found, used = [0] * gpus, size_of(model.embed, dtype)
-    gpu = 0
-    for layer in layers:
-        room = most - (max(*layers, head) if gpu == 0 else 0)
-        if gpu < gpus - 1 and used + layer > room:
-            gpu, used = gpu + 1, 0
-        found[gpu] += 1
-        used += layer
-    return tuple(found)
-
-
-def counts(split: Split, program: Program) -> tuple[int, ...] | None:
-    """Layers of each GPU; None where the setting is no list of numbers."""
-    if not split.layers:
-        return shares(program.model, split.size, program.weights)
-    parts = split.layers.split("/")
-    return (
-        tuple(int(part) for part in parts)
-        if all(part.isdecimal() and len(part) < 8 for part in parts)
-        else None
-    )
 
 
 def apply(program: Program) -> Program:
