@@ -14,6 +14,7 @@ from memfit.units import parse_seconds
 from memfit.words import cluster_of, gather
 
 if TYPE_CHECKING:
+    from memfit.hardware import Cluster
     from memfit.plan.engine_goals import EnginePlan, Load
     from memfit.serving.planned import PlannedEngine
 
@@ -85,29 +86,9 @@ def solved(
     planned = find_planned(engine, known)
     typed, asked = asked, spellings.plain(asked, ASKED, problems)
     load = load_of(asked, problems)
-    task = str(asked.get("task") or "inference")
-    if task != "inference":
-        close = nearest(task, ("inference",), 1)
-        hint = "did you mean `inference`?" if close else "remove it, or remove `engine`"
-        problems.append(
-            Problem(
-                message=f"serving engines do not `{str(typed['task'])[:20]}`",
-                where="task",
-                hint=hint,
-            )
-        )
-    gpu, memory = str(asked.get("gpu") or ""), str(asked.get("memory") or "")
-    market = gpu.strip().lower() == CHEAPEST
-    cluster = None
-    if market and memory:
-        problems.append(
-            Problem(message=f"`{CHEAPEST}` has its own memory", where="memory", hint="remove it")
-        )
-    elif not market and (gpu or memory):
-        cluster = gather(problems, lambda: None, lambda: cluster_of(gpu, memory))
-    elif not market:
-        hint = f"`--gpu NAME`, `--gpu {CHEAPEST}` or `--memory 24GiB`"
-        problems.append(Problem(message="no GPU is named", where="gpu", hint=hint))
+    problems += task_problems(str(asked.get("task") or "inference"), str(typed.get("task")))
+    market = str(asked.get("gpu") or "").strip().lower() == CHEAPEST
+    cluster = cluster_for(asked, market, problems)
     offline = bool(asked.get("offline"))
     subject = (
         gather(problems, lambda: None, lambda: subject_for(known, model, offline))
@@ -136,6 +117,29 @@ def solved(
         return cheapest_engine(question, MOST_GPUS)
     assert cluster is not None
     return plan_engine(question, cluster)
+
+
+def task_problems(task: str, typed: str) -> Iterator[Problem]:
+    if task != "inference":
+        close = nearest(task, ("inference",), 1)
+        hint = "did you mean `inference`?" if close else "remove it, or remove `engine`"
+        yield Problem(message=f"serving engines do not `{typed[:20]}`", where="task", hint=hint)
+
+
+def cluster_for(asked: Mapping[str, Any], market: bool, problems: list[Problem]) -> Cluster | None:
+    """The GPUs that the words name, or None where every machine is tried."""
+    gpu, memory = str(asked.get("gpu") or ""), str(asked.get("memory") or "")
+    nothing: Cluster | None = None
+    if market and memory:
+        problems.append(
+            Problem(message=f"`{CHEAPEST}` has its own memory", where="memory", hint="remove it")
+        )
+    elif not market and (gpu or memory):
+        return gather(problems, lambda: nothing, lambda: cluster_of(gpu, memory))
+    elif not market:
+        hint = f"`--gpu NAME`, `--gpu {CHEAPEST}` or `--memory 24GiB`"
+        problems.append(Problem(message="no GPU is named", where="gpu", hint=hint))
+    return None
 
 
 def fixed_problems(
