@@ -51,7 +51,8 @@ class Offload(Engine):
         r.where = ""
         warm(r, program, bytes_on(program, ON_GPU))
         captured = any(entry.layer.captured is not None for entry in program.entries)
-        told = frozenset[int]() if captured else module_leaves(body)  # graphs tell nothing
+        # a graph does not say which module runs
+        alone = frozenset[int]() if captured else module_leaves(body)
         table = body.model.embed[0].name
         for unit in settled(self, body):
             for leaf in unit.leaves:
@@ -63,7 +64,7 @@ class Offload(Engine):
                     leaf.storage = r.scratch(size, "parameter", "weights")
                     continue
                 leaf.storage = r.elastic(size, "to_device", "weights")
-                if id(leaf) not in told:  # a tied table is among the last unit's leaves
+                if id(leaf) not in alone:  # a tied table is among the last unit's leaves
                     for name in dict.fromkeys((unit.name, EMBED if module == table else unit.name)):
                         self.with_layer.setdefault(name, []).append(leaf.storage)
 

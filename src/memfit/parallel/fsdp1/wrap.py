@@ -51,7 +51,8 @@ class Host:
     def __init__(self, r: Recorder, ahead: bool) -> None:
         self.r, self.launched = r, 0
         self.queue = LAUNCHES if ahead else 0
-        self.waiting: deque[tuple[int, int]] = deque()  # launches by then, and broadcast blocks
+        # of each unit: launches once it is wrapped, and blocks of its broadcasts
+        self.waiting: deque[tuple[int, int]] = deque()
 
     def wrapped(self, launches: int, broadcasts: int) -> None:
         self.launched += launches

@@ -241,10 +241,11 @@ def separate_draft(question: Question) -> Draft | None:
     if own_draft(question):
         return None
     if name:
-        # server_args.py _handle_speculative_decoding: quantized as the target is unless told
-        told = options.get("speculative_draft_model_quantization")
-        method_of_both = None if told == "unquant" else options.get("quantization")
-        quantization = method_of_both if method_of_both in SGLANG_ONLINE else None
+        # server_args.py _handle_speculative_decoding: quantized as the target is, or `unquant`
+        shared = not options.get("speculative_draft_model_quantization")
+        quantization = options.get("quantization") if shared else None
+        if quantization not in SGLANG_ONLINE:
+            quantization = None
         return draft_of(METHODS[method], name, question.draft, where, quantization, SGLANG_ONLINE)
     raise InputError.one(
         f"`--speculative-algorithm {method}`: `{question.subject.name[:80]}` has no layers that "

@@ -47,7 +47,7 @@ class Encoder:
     attention: int = 0
 
     def numbers(self, patches: int, ranks: int) -> int:
-        """Numbers on one of so many ranks that all patches of a pass keep."""
+        """Numbers that all patches of a pass keep on each of the ranks."""
         copied = patches % MASK_ALIGNMENT > 0
         most = max(
             whole
