@@ -142,6 +142,8 @@ def test_an_estimate_says_what_lies_where() -> None:
         ("split=1,gpu=2GiB", {"task": "train"}, "does not train a model with weights in CPU"),
         ("split=1,gpu=2GiB", {"quant": "nf4"}, "offloaded weights with packed weights"),
         ("split=2,gpu=2GiB", {"gpu": "2xrtx-4090"}, "beside several GPUs"),
+        ("split=1", {"gpu": "2xrtx-4090"}, "use `split=2` alone"),
+        ("split=2", {"gpu": "4xrtx-4090"}, "use `split=4` alone"),
     ],
 )
 def test_what_is_refused(use: str, options: dict[str, Any], message: str) -> None:

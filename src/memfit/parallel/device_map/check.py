@@ -189,7 +189,7 @@ def beside(program: Program) -> Iterator[Problem]:
             yield Problem(
                 message=message,
                 where=f"use {name}",
-                hint="use `split` alone, or `pp`, `fsdp` or `zero`",
+                hint=f"use `split={program.strategy.ranks}` alone, or `pp`, `fsdp` or `zero`",
             )
 
 
