@@ -4,12 +4,15 @@ what waits for other streams."""
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from memfit import estimate
 from memfit.errors import InputError
+from memfit.hardware import find_gpu
 from memfit.job import Job
 from memfit.lower import lower, walked
 from memfit.lower.recorder import Recorder
@@ -19,6 +22,8 @@ from memfit.simulate.allocator import Allocator
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, FSDP, Strategy
 from memfit.tape import Alloc, Comm, Free, Sync, Tape
+from memfit.truth.answers import MEAN, Outcome, asker, outcome
+from memfit.truth.case import Case
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -268,6 +273,30 @@ def test_ranks_that_load_no_packed_weights_keep_every_broadcast() -> None:
     more = ranks[1].device - ranks[0].device
     assert (layers - 3) * packed <= more <= (layers + 2) * packed
     assert len(found[1].ranks) <= 1  # what is offloaded waits
+
+
+def test_a_published_mean_over_gpus_is_compared_with_the_mean_of_the_ranks() -> None:
+    """Any other figure is compared with the worst rank."""
+    case = Case(
+        id="mean",
+        source="a/b",
+        model="tiny",
+        config=json.dumps({**CONFIG, "hidden_size": 1024, "intermediate_size": 4096}),
+        job=Job(versions=OLD, batch=1, seq=8, **PACKED),
+        gpu=find_gpu("a100-sxm-80gb"),
+        strategy=Strategy(fsdp=FSDP(size=3, version=1)),
+        metric="nvidia-smi",
+        value=2**30,
+    )
+    worst, mean, *ranks = (
+        outcome(one, asker(None))
+        for one in (case, replace(case, scope=MEAN), *(replace(case, rank=n) for n in range(3)))
+    )
+    found = [one.predicted for one in ranks if isinstance(one, Outcome)]
+    assert isinstance(worst, Outcome)
+    assert isinstance(mean, Outcome)
+    assert found[0] < found[1] == found[2] == worst.predicted
+    assert mean.predicted == sum(found) // 3
 
 
 @pytest.mark.parametrize(
