@@ -94,6 +94,11 @@ def test_each_pass_copies_every_parameter(family: str) -> None:
     assert moved == pytest.approx(2 * (whole + table), rel=0.01)
 
 
+@pytest.mark.parametrize("nothing", ["0", "0GiB", " 0 MB"])
+def test_a_limit_of_nothing_is_written_with_or_without_a_unit(nothing: str) -> None:
+    assert [*tape(nothing, nothing)] == [*tape("1B", "1B")]
+
+
 def test_the_cache_of_all_layers_is_on_the_gpu() -> None:
     def cached(one: Tape) -> int:
         return sum(event.size for event in one if type(event) is Alloc and event.part == "kv_cache")

@@ -8,6 +8,7 @@ to come, since an offloaded one has to come back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from memfit.errors import InputError, Problem
@@ -21,6 +22,7 @@ from memfit.strategy import Split
 from memfit.units import parse_bytes
 
 GPU_SHARE = 0.9  # of what is free, where `max_memory` does not say otherwise
+NOTHING = re.compile(r"\s*0+\s*([kmgt]?i?b)?\s*", re.IGNORECASE)
 ON_GPU, ON_CPU, ON_DISK = "gpu", "cpu", "disk"
 
 
@@ -104,9 +106,10 @@ def limits(split: Split, gpu: GPU | None) -> list[Limit]:
 
 
 def amount(text: str, name: str) -> int | None:
-    if text.strip() in ("", "0"):
-        return 0 if text.strip() else None
-    return parse_bytes(text, where=f"use split.{name}")
+    """Bytes, which may be none (`0GiB`); None where nothing is given."""
+    if not text.strip():
+        return None
+    return 0 if NOTHING.fullmatch(text) else parse_bytes(text, where=f"use split.{name}")
 
 
 def amount_problems(split: Split) -> list[Problem]:
