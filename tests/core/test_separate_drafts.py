@@ -133,9 +133,15 @@ def test_a_draft_that_nobody_knows_is_one_error() -> None:
     draft = {"model": "nobody/knows-eagle3", "num_speculative_tokens": 3}
     with pytest.raises(InputError) as error:
         vllm(speculative_config=draft)
-    assert [one.message for one in error.value.problems] == [
-        "`nobody/knows-eagle3` is not in the local cache of the hub, and memfit is offline"
+    assert [(one.message, one.where) for one in error.value.problems] == [
+        (
+            "`nobody/knows-eagle3` is not in the local cache of the hub, and memfit is offline",
+            "speculative_config",
+        )
     ]
+    path = {"speculative_draft_model_path": "nobody/knows", "speculative_algorithm": "EAGLE3"}
+    with pytest.raises(InputError, match="@ speculative_draft_model_path"):
+        sglang(**path)
     vllm(speculative_config={"method": "ngram", "num_speculative_tokens": 3})
 
 

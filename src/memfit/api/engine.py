@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem, SourceError
@@ -101,7 +102,7 @@ def question(
 ) -> Question | None:
     """Read the options of a serving engine. The problems found join `problems`."""
     from memfit.serving.base import Question
-    from memfit.serving.separate_drafts import draft_name
+    from memfit.serving.separate_drafts import draft_name, draft_option
 
     nothing: Cluster | None = None
     cluster = gather(
@@ -121,7 +122,7 @@ def question(
     if subject is None:
         return None
     name = draft_name(values)
-    draft = draft_named(name, offline, problems) if name else None
+    draft = draft_named(name, draft_option(values), offline, problems) if name else None
     return Question(
         subject=subject,
         draft=draft,
@@ -145,12 +146,12 @@ def subject_for(engine: ServingEngine, model: Any, offline: bool) -> Subject:
     return own or subject_of(model, offline)
 
 
-def draft_named(name: str, offline: bool, problems: list[Problem]) -> Subject | None:
-    """The separate draft model of a name; why there is none joins `problems`."""
+def draft_named(name: str, option: str, offline: bool, problems: list[Problem]) -> Subject | None:
+    """The separate draft model that this option names; why there is none joins `problems`."""
     try:
         return subject_of(name, offline)
     except InputError as bad:
-        problems += bad.problems
+        problems += [replace(one, where=option) for one in bad.problems]
         return None
 
 

@@ -92,7 +92,7 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     version: str = ""  # of the engine; empty means the newest that memfit knows
     draft: Subject | None = None  # a separate draft model that the options name
-    draft_left_out: bool = False  # of a published row: its draft is not at hand, nor counted
+    draft_left_out: bool = False  # a draft is named that cannot be read, so it is not counted
 
 
 class ServingEngine(Protocol):

@@ -57,6 +57,12 @@ def draft_name(options: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
+def draft_option(options: Mapping[str, Any]) -> str:
+    """The option that names the separate draft."""
+    named = "speculative_config", "speculative_draft_model_path"
+    return next(one for one in named if options.get(one))
+
+
 def kind_of(method: str, subject: Subject) -> str:
     """The kind of a draft: as named, else as vLLM reads it from the name and the config
     (config/speculative.py __post_init__, 0.24.0)."""
