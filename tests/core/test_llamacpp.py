@@ -392,6 +392,24 @@ def test_text_models_of_catalog_names(name: str, arch: str, parameters: int) -> 
     assert (found.arch, found.parameters) == (arch, parameters)
 
 
+@pytest.mark.parametrize(
+    ("text", "kv_heads", "inner"), [("llama", 32, 11008), ("mistral", 8, 14336)]
+)
+def test_sizes_that_a_text_config_leaves_out_are_those_of_its_class(
+    text: str, kv_heads: int, inner: int
+) -> None:
+    config = {"model_type": "llava", "text_config": {"model_type": text, "vocab_size": 32064}}
+    found = converted(config, "toy")
+    assert {found.kv_heads(layer) for layer in range(found.layers)} == {kv_heads}
+    assert found.by_name["blk.0.ffn_up.weight"].sizes == (4096, inner)
+
+
+def test_other_language_models_of_llava_are_refused() -> None:
+    config = {"model_type": "llava", "text_config": {"model_type": "qwen2", "hidden_size": 64}}
+    with pytest.raises(SourceError, match="not supported yet: the language model `qwen2`"):
+        converted(config, "toy")
+
+
 def test_an_answer_takes_milliseconds() -> None:
     first, *others = (named("Qwen/Qwen3-30B-A3B", "Q4_K_M") for _ in range(6))
     settings = Settings(context=32768)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memfit.errors import Problem
+from memfit.model.families.llava import DEFAULTS
 from memfit.serving.llamacpp.convert.parts import (
     Sizes,
     attention,
@@ -50,17 +51,28 @@ def llama(sheet: Sheet) -> str:
     return "llama"
 
 
-# LlamaConfig of transformers, for what a config inside a config leaves out.
-LLAMA_DEFAULTS = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
+# Class defaults of text configs, for what a config inside a config leaves out (transformers 5.23
+# configuration_mistral.py)
+TEXT_DEFAULTS = {
+    "llama": DEFAULTS,
+    "mistral": {
+        **DEFAULTS,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
 }
 
 
 def llava(sheet: Sheet) -> str:
-    sheet.config = {**LLAMA_DEFAULTS, **sheet.config}
+    """LLaVA's text model; a config without one has the text model's sizes itself."""
+    kind = str(sheet.config.get("model_type"))
+    if kind in TEXT_DEFAULTS:
+        sheet.config = {**TEXT_DEFAULTS[kind], **sheet.config}
+    elif sheet.config.get("text_config"):
+        message = f"not supported yet: the language model `{kind[:40]}`"
+        sheet.problems.append(Problem(message=message, where="config.text_config.model_type"))
+        sheet.done()
     return llama(sheet)
 
 
