@@ -244,3 +244,17 @@ def test_a_generation_on_several_gpus_has_no_time() -> None:
     assert {"context", "fragmentation"} == set(OUTER) & set(large_parts(answer))  # no NCCL
     with pytest.raises(InputError, match="with beams, a quantized cache"):
         estimate(LLAMA, gpu="2xh100-sxm", use="split", beams=2, **GENERATES)
+
+
+def test_where_a_gpu_gets_no_layer_the_hint_is_a_split_that_works() -> None:
+    def asked(layers: str) -> str:
+        try:
+            held(0, 8, layers)
+        except InputError as bad:
+            return str(bad)
+        return ""
+
+    assert "every GPU needs at least one layer" in asked("")
+    assert asked("").endswith("use fewer GPUs, or `layers=1/1/1/1/1/1/1/1`")
+    assert not asked("1/1/1/1/1/1/1/1")
+    assert asked("2/1/1/1/1/1/1/0").endswith("use fewer GPUs")

@@ -22,7 +22,7 @@ from memfit.parallel.device_map.placement import (
 from memfit.parallel.device_map.placement import placed as placed_at
 from memfit.parallel.device_map.shares import counts
 from memfit.program import Chunk, Program, Stage, placed
-from memfit.strategy import Strategy
+from memfit.strategy import Split, Strategy, even_split
 from memfit.techniques.base import Engines, Overlay, Technique
 from memfit.units import GIB
 
@@ -121,8 +121,15 @@ def problems(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=f"every GPU needs at least one layer: {'/'.join(map(str, each))}",
             where="use split",
-            hint="fewer GPUs",
+            hint=spread(len(model.layers), split),
         )
+
+
+def spread(layers: int, split: Split) -> str:
+    """What to do where a GPU has no layer."""
+    if split.layers or layers < split.size:
+        return "use fewer GPUs"
+    return f"use fewer GPUs, or `layers={even_split(layers, split.size).layers}`"
 
 
 def offload_problems(program: Program) -> Iterator[Problem]:
