@@ -178,6 +178,33 @@ def test_a_decoder_of_a_config_that_says_otherwise_is_refused() -> None:
             build({**config, **changes})
 
 
+def test_the_positions_of_a_published_config_win_over_those_of_the_class() -> None:
+    """InternLM 3 8B's config has `rope_scaling`; its class's defaults run other operations."""
+    config = {**ROWS["internlm3"].examples[0], "num_hidden_layers": 2}
+    del config["rope_parameters"]
+    published = {"rope_type": "dynamic", "factor": 6.0}
+    assert len(build({**config, "rope_scaling": published}).layers) == 2
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    assert len(build({**config, "rope_scaling": published, "rope_parameters": plain}).layers) == 2
+    for other in (config, {**config, "rope_parameters": plain}):
+        with pytest.raises(InputError, match="positions `default`"):
+            build(other)
+
+
+def test_how_many_layers_come_first_is_a_size() -> None:
+    config = {**ROWS["afmoe"].examples[0], "num_hidden_layers": 4}
+    del config["layer_types"]
+    for dense in (1, 3):
+        kinds = [layer.captured for layer in build({**config, "num_dense_layers": dense}).layers]
+        assert (
+            len(
+                {one.graph for one in kinds[:dense] if one}
+                & {one.graph for one in kinds[dense:] if one}
+            )
+            == 0
+        )
+
+
 def test_a_decoder_with_other_defaults_needs_its_list() -> None:
     """Where a field is given from which the class would derive it."""
     data = json.loads((ROOM / "rows/cwm.json").read_text())

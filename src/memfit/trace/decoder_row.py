@@ -82,6 +82,7 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
         raise refuse(kind, f"a size follows from `{lone[0]}`, which cannot vary alone")
     widths = [key for key in dims if "head_dim" not in key]  # wide heads run other kernels
     held = {count, positions, "rope_parameters", layers.first, window, *layers.lists, *dims, *equal}
+    read = (*quiet, window, layers.first)  # by the row, or by nothing
     return {
         "type": kind,
         "decoder": True,
@@ -100,7 +101,7 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
         "base": subject.base,
         "sizes": {key: list(values) for key, values in sizes.items()},
         "experts": experts,
-        "silent": [*(key for key in (*quiet, window) if key and not SILENT.fullmatch(key)), *equal],
+        "silent": [*(key for key in read if key and not SILENT.fullmatch(key)), *equal],
         "absent": absent(subject, held),
         "window": window,
         "positions": positions,
@@ -116,6 +117,7 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
             )
             if key not in map(subject.key, DECISIVE)
             and key not in follows
+            and key not in layers.lists  # whose defaults go by the number of layers
             and subject.plain.get(key) is not None
         },
     }

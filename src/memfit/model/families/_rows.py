@@ -155,17 +155,19 @@ def follow(fields: Fields, sizes: Mapping[str, Sequence[str]]) -> None:
 
 
 def ropes(fields: Fields, data: Mapping[str, Any]) -> None:
-    """Rotary positions of a kind that runs other operations than the captured ones."""
-    for key in ("rope_parameters", "rope_scaling"):
-        given = fields.config.get(key)
-        if not isinstance(given, Mapping):
-            continue
-        for one in [one for one in given.values() if isinstance(one, Mapping)] or [given]:
-            kind = one.get("rope_type", one.get("type", "default"))
-            if kind not in data["ropes"]:
-                positions = f"rotary positions `{str(kind)[:40]}`"
-                message = f"no captured graph of `{data['type']}` with {positions}"
-                fields.blame(key, message, TRACE)
+    """Rotary positions of a kind that runs other operations than the captured ones. The class
+    reads `rope_scaling` first (transformers 5.23 modeling_rope_utils.py)."""
+    keys = ("rope_scaling", "rope_parameters")
+    key = next((one for one in keys if fields.config.get(one)), keys[1])
+    given = fields.config.get(key) or data["defaults"].get(key)  # that of a class not captured
+    if not isinstance(given, Mapping):
+        return
+    for one in [one for one in given.values() if isinstance(one, Mapping)] or [given]:
+        kind = one.get("rope_type", one.get("type", "default"))
+        if kind not in data["ropes"]:
+            positions = f"rotary positions `{str(kind)[:40]}`"
+            message = f"no captured graph of `{data['type']}` with {positions}"
+            fields.blame(key, message, TRACE)
 
 
 def layer_kinds(layers: str, data: Mapping[str, Any], name: str) -> Callable[[Fields], list[str]]:
