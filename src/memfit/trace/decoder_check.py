@@ -35,8 +35,8 @@ SPREAD = {"batch": 2, "seq": 120, "optimizer": "sgd"}, {"batch": 2, "seq": 96, "
 
 
 def unseen(data: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """A config with sizes of its own, twice as many layers, and the class's word on whether the
-    head is tied."""
+    """A config with sizes that were not captured and twice as many layers, whose head is tied as
+    the class says."""
     base = data["base"]
     lists = {key: 2 * list(base[key]) for key in data["kinds"]["lists"]}
     return {

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from memfit.trace.family_sizes import Pool, drawing
+
 if TYPE_CHECKING:
     from memfit.trace.new_family import Subject
 
@@ -30,12 +32,7 @@ def proposed(
     subject: Subject, dims: Sequence[str], ratios: Sequence[tuple[str, str]], turn: int
 ) -> dict[str, tuple[int, ...]]:
     """The `turn`th proposal: what divides others first, then what it divides, then the rest."""
-    taken: dict[int, int] = {}
-
-    def drawn(pool: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        place = taken[id(pool)] = taken.get(id(pool), turn - 1) + 1
-        return pool[place % len(pool)]
-
+    drawn = drawing(turn)
     found: dict[str, tuple[int, ...]] = {}
     larger = {large for large, _ in ratios}
     for small in dict.fromkeys(small for _, small in ratios if small not in larger):
@@ -67,7 +64,7 @@ def multiple(
     large: str,
     ratios: Sequence[tuple[str, str]],
     found: Mapping[str, tuple[int, ...]],
-    drawn: Callable[[Sequence[tuple[int, ...]]], tuple[int, ...]],
+    drawn: Callable[[Pool], tuple[int, ...]],
 ) -> tuple[int, ...]:
     """A size that everything divides which has to; widths are multiples of 8 for each head."""
     smalls = [found[small] for one, small in ratios if one == large]
@@ -78,7 +75,7 @@ def multiple(
     return tuple(8 * step * times for step, times in zip(steps, drawn(EACH), strict=True))
 
 
-def pool_of(subject: Subject, key: str) -> Sequence[tuple[int, ...]]:
+def pool_of(subject: Subject, key: str) -> Pool:
     """Values for a size that goes with no other one."""
     if key == subject.key("vocab_size"):
         return TABLES

@@ -29,7 +29,8 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]:
-    """A config with sizes of its own, more layers and labels, and the class's rates of dropout."""
+    """A config with sizes that were not captured, with more layers and labels, and with the class's
+    rates of dropout."""
     kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
     end = next(end for end, name in CLASSES.items() if name == head)
     return {

@@ -14,6 +14,7 @@ from memfit.trace.probes import change, seen
 if TYPE_CHECKING:
     from memfit.trace.new_family import Subject
 
+Pool: TypeAlias = tuple[tuple[int, ...], ...]
 COUNT = 4  # three to capture, and one to compare with the trace
 SEQ = 160  # what positions are more than
 TRIES = 12
@@ -56,16 +57,22 @@ def columns(
     raise InputError.one(f"no row for `{subject.kind}`: {why}", where="family")
 
 
+def drawing(turn: int) -> Callable[[Pool], tuple[int, ...]]:
+    """Draws from pools: of each the `turn`th first, then the next ones."""
+    taken: dict[Pool, int] = {}
+
+    def drawn(pool: Pool) -> tuple[int, ...]:
+        place = taken[pool] = taken.get(pool, turn - 1) + 1
+        return pool[place % len(pool)]
+
+    return drawn
+
+
 def proposed(
     subject: Subject, dims: Sequence[str], ratios: Sequence[tuple[str, str]], turn: int
 ) -> dict[str, tuple[int, ...]]:
     """The `turn`th proposal: what divides others first, then what it divides, then the rest."""
-    taken: dict[int, int] = {}
-
-    def drawn(pool: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        place = taken[id(pool)] = taken.get(id(pool), turn - 1) + 1
-        return pool[place % len(pool)]
-
+    drawn = drawing(turn)
     found = {small: drawn(DIVIDING) for small in dict.fromkeys(small for _, small in ratios)}
     for large in dict.fromkeys(large for large, _ in ratios):
         smalls = [found[small] for one, small in ratios if one == large]
@@ -93,7 +100,7 @@ def scaled(
     return tuple((1 + rank) * value for value in values)
 
 
-def pool_of(subject: Subject, key: str) -> Sequence[tuple[int, ...]]:
+def pool_of(subject: Subject, key: str) -> Pool:
     """Values for a size that goes with no other one."""
     if key == subject.key("max_position_embeddings"):
         return PLACES

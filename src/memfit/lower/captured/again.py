@@ -1,5 +1,5 @@
-"""A layer that runs without gradients does what another one of its kind did: its events are those
-of that one, with blocks and paths of its own. So each kind of layer runs once in a pass.
+"""Without gradients, layers of one kind do the same. The first one runs; for the others its events
+are written again, with other block numbers and paths.
 
 Layers are alike where they run one graph on weights of the same shapes and formats, and are given
 tensors of the same shapes that equally many refer to: then the same blocks end at the same places.
@@ -33,8 +33,8 @@ NAMED = {Alloc: 3, Compute: 4, Comm: 4}  # where an event has its path
 
 class Made(NamedTuple):
     """A tensor that a layer returns, and where its storage is from: a block that the layer made, by
-    its number among those, or what it was given, by name. `base` is what it is a view of: a number
-    of its own, or what a tensor that was given is a view of, too."""
+    its number among those, or what it was given, by name. `base` is what it is a view of, by
+    a number, or by the name of a given tensor that is a view of the same."""
 
     shape: Shape
     format: Format
