@@ -153,71 +153,76 @@ def templates(module: ModuleType) -> list[Patch]:
     return [(module, "setup_chat_format", setup)]
 
 
+def falling_back(owner: Any, recorder: Watcher) -> list[Patch]:
+    """`from_pretrained` of a tokenizer whose files were not found."""
+    true = owner.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, *args: Any, **given: Any) -> Any:
+        name, *args = args or (given.pop(NAME, None),)  # type: ignore[assignment]
+        try:
+            found = true(cls, name, *args, **given)
+        except Exception as bad:
+            # Some kinds of models name their tokenizer only in its files
+            unknown = isinstance(bad, KeyError) and isinstance(bad.args[0], type)
+            said = unknown or any(one in str(bad) for one in NO_FILES)
+            without = said and not os.path.exists(name)
+            if failures.missing_file(bad) is None and not without:
+                raise
+            return made(str(name), given, recorder)
+        # transformers 5 makes an empty one without its files
+        empty = len(found) < FEW and not os.path.exists(name)
+        return made(str(name), given, recorder) if empty else found
+
+    return [(owner, "from_pretrained", classmethod(from_pretrained))]
+
+
+def padding(owner: Any, recorder: Watcher) -> list[Patch]:
+    """Whether a tokenizer without its files has a padding token is not known: one that has to
+    pad takes the end of a text."""
+    true = owner._get_padding_truncation_strategies
+
+    @functools.wraps(true)
+    def strategies(self: Any, *args: Any, **given: Any) -> Any:
+        try:
+            return true(self, *args, **given)
+        except ValueError:
+            if self.pad_token is not None or not hasattr(self, "memfit_template"):
+                raise
+            self.pad_token = self.eos_token or self.unk_token
+            name = self.name_or_path
+            message = f"the tokenizer of `{name}` is assumed to pad with `{self.pad_token}`"
+            recorder.note(f"padding {name}", message)
+            return true(self, *args, **given)
+
+    return [(owner, true.__name__, strategies)]
+
+
+def tiktoken(module: ModuleType, recorder: Watcher) -> list[Patch]:
+    """`tiktoken.get_encoding` of a known encoding that cannot be downloaded."""
+    true = module.get_encoding
+
+    def get_encoding(name: str) -> Any:
+        try:
+            return true(name)
+        except Exception:  # whatever its downloader raises
+            if name not in VOCABULARIES:
+                raise
+            return encoding(name, recorder)
+
+    return [(module, "get_encoding", get_encoding)]
+
+
 def changes(recorder: Watcher) -> dict[str, Change]:
-    def falling_back(owner: Any) -> list[Patch]:
-        true = owner.from_pretrained.__func__
-
-        def from_pretrained(cls: Any, *args: Any, **given: Any) -> Any:
-            name, *args = args or (given.pop(NAME, None),)  # type: ignore[assignment]
-            try:
-                found = true(cls, name, *args, **given)
-            except Exception as bad:
-                # Without its files a kind of model may have no tokenizer of its own
-                unknown = isinstance(bad, KeyError) and isinstance(bad.args[0], type)
-                said = unknown or any(one in str(bad) for one in NO_FILES)
-                without = said and not os.path.exists(name)
-                if failures.missing_file(bad) is None and not without:
-                    raise
-                return made(str(name), given, recorder)
-            # transformers 5 makes an empty one without its files
-            empty = len(found) < FEW and not os.path.exists(name)
-            return made(str(name), given, recorder) if empty else found
-
-        return [(owner, "from_pretrained", classmethod(from_pretrained))]
-
-    def padding(owner: Any) -> list[Patch]:
-        """Whether a tokenizer without its files has a padding token is not known: one that has to
-        pad takes the end of a text."""
-        true = owner._get_padding_truncation_strategies
-
-        @functools.wraps(true)
-        def strategies(self: Any, *args: Any, **given: Any) -> Any:
-            try:
-                return true(self, *args, **given)
-            except ValueError:
-                if self.pad_token is not None or not hasattr(self, "memfit_template"):
-                    raise
-                self.pad_token = self.eos_token or self.unk_token
-                name = self.name_or_path
-                message = f"the tokenizer of `{name}` is assumed to pad with `{self.pad_token}`"
-                recorder.note(f"padding {name}", message)
-                return true(self, *args, **given)
-
-        return [(owner, true.__name__, strategies)]
-
-    def tiktoken(module: ModuleType) -> list[Patch]:
-        true = module.get_encoding
-
-        def get_encoding(name: str) -> Any:
-            try:
-                return true(name)
-            except Exception:  # whatever its downloader raises
-                if name not in VOCABULARIES:
-                    raise
-                return encoding(name, recorder)
-
-        return [(module, "get_encoding", get_encoding)]
-
     return {
         "trl.models.utils": templates,
         "transformers.models.auto.tokenization_auto": lambda module: falling_back(
-            module.AutoTokenizer
+            module.AutoTokenizer, recorder
         ),
         "transformers.tokenization_utils_base": lambda module: [
-            *falling_back(module.PreTrainedTokenizerBase),
-            *padding(module.PreTrainedTokenizerBase),
+            *falling_back(module.PreTrainedTokenizerBase, recorder),
+            *padding(module.PreTrainedTokenizerBase, recorder),
         ],
-        "tiktoken.registry": tiktoken,
+        "tiktoken.registry": lambda module: tiktoken(module, recorder),
     }
 
 
