@@ -116,8 +116,15 @@ Twenty-six more, from public issues and pages, each with its address, collected 
 judged in the same way. Then: vLLM, 19 of 20 answered, weights 0.1 % median and 38 % p95 (a
 checkpoint known by name alone), KV tokens 8.5 % median and 38 % p95, 2 of 8 over 5 %; in bytes, 4
 of 12 caches over 5 %; SGLang, 3 logs, KV tokens 0.4 and 5.6 % off; llama.cpp and Ollama, 3 logs,
-weights and KV 0.0 %, the states of one 80 % (tokens guessed ahead). Below are today's figures of
-all 43, which are no longer blind.
+weights and KV 0.0 %, the states of one 80 % (tokens guessed ahead).
+
+Thirty-five more, of new models and versions, collected on 2026-11-29 and judged in the same way;
+thirty have no address. Then: vLLM, 13 of 15 answered, weights 0.2 % median and 12 % p95, KV tokens
+3.0 % median and 102 % p95, 4 of 13 over 5 % (videos, steps of 8,192 and 65,536 tokens, guessed
+requests); SGLang, 7 of 8, weights 1.0 % median, KV tokens 1.0 % median, 1 of 7 over 5 % (attention
+over contexts), and Kimi K2.5 was read as 16 bits; llama.cpp, 5 of 6, weights and KV 0.0 % median,
+compute 0.0 % median and 1.9 % p95; Ollama, 1 of 5: three are of its engine in Go. Below are today's
+figures of all 78, which are no longer blind.
 """
 SPEEDS = """\
 ### Speed of one request
