@@ -9,6 +9,7 @@ import pytest
 from memfit.api.verbs import trace
 from memfit.trace import trainer_columns
 from memfit.trace.asked_columns import MARK, Columns
+from memfit.trace.embedding_columns import completed, read_by
 from memfit.trace.synthetic_data import Source
 
 STEPS = """
@@ -98,3 +99,45 @@ def test_preferences_have_no_label() -> None:
     data._info.description = MARK
     grown = trainer_columns.grow(Columns(Source(8, 8, print)), data, trainer_columns.PREFERENCE)
     assert set(grown.column_names) == {"text", "prompt", "chosen", "rejected"}
+
+
+class TripletLoss:
+    """Named like a loss of sentence-transformers that reads three texts."""
+
+
+class MatryoshkaLoss:
+    def __init__(self, loss: object) -> None:
+        self.loss = loss
+
+
+class SoftmaxLoss:
+    num_labels = 5
+
+
+@pytest.mark.parametrize(
+    ("loss", "asked", "found"),
+    [
+        (MatryoshkaLoss(TripletLoss()), [], ["text", "positive", "negative"]),
+        ({"all": TripletLoss}, ["query", "answer", "other"], ["query", "answer", "other"]),
+        (SoftmaxLoss(), [], ["text", "positive", "label"]),
+        (None, ["sentence1", "sentence2", "score"], ["sentence1", "sentence2", "score"]),
+    ],
+)
+def test_losses_of_embeddings_find_their_texts(
+    loss: object, asked: list[str], found: list[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = Columns(Source(64, 8, print))
+    data = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    data._info.description = MARK
+    for name in asked:
+        columns.grow(data, name)
+    made = completed(data, *read_by(loss), columns)
+    assert made.column_names == found
+    assert all(len(made[0][one].split()) > 10 for one in found[1:2])
+
+
+def test_losses_read_classes_and_scores() -> None:
+    assert read_by(SoftmaxLoss()) == (2, "label 5")
+    assert read_by(None) == (2, "float")
+    assert read_by(object()) == (0, "")

@@ -15,6 +15,7 @@ from typing import Any
 
 from memfit.trace import (
     asked_columns,
+    embedding_columns,
     failures,
     lines,
     near_files,
@@ -81,6 +82,7 @@ class Source:
             "float": lambda: float(row % 5),
             "bool": lambda: row % 2 == 0,
             "id": lambda: row,
+            "ids": lambda: [(row + one) % OTHERS for one in range(OTHERS // 2)],
             "tokens": lambda: self.words(SHORT).split(),
             "tags": lambda: [self.random.randrange(int(number)) for _ in range(SHORT)],
             "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
@@ -224,6 +226,7 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
         **streamed_columns.changes(columns),
         **synthetic_tables.changes(recorder, columns, unknown, ROWS["train"]),
         **trainer_columns.changes(columns),
+        **embedding_columns.changes(columns),
         "datasets.load": loading(recorder, columns.source),
         "datasets.arrow_dataset": rows(recorder, asked["datasets.arrow_dataset"]),
         "evaluate.loading": metrics(recorder),
