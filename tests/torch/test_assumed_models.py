@@ -18,6 +18,9 @@ from memfit.trace import assumed_models
         ("path_to/llama-2-7b-tuned", "meta-llama/Llama-2-7b-hf"),
         ("someone/strange-65b", "70B"),
         ("someone/strange-Mixtral-8x7B", "mistralai/Mixtral-8x7B-v0.1"),
+        ("someone/news-roberta-base-sentiment", "`roberta-base`"),
+        ("someone/whisper-small-hi", "`whisper-small`"),
+        ("someone/bert-base-mean-tokens", "`bert-base`"),
     ],
 )
 def test_a_name_says_which_sizes(name: str, known: str) -> None:
@@ -36,6 +39,7 @@ def test_a_name_says_which_sizes(name: str, known: str) -> None:
         "someone/Qwen-VL-7B",
         "someone/whisper-1b",
         "someone/strange-8x7b",
+        "someone/roberta-base-lora",
     ],
 )
 def test_a_name_that_says_too_little(name: str) -> None:

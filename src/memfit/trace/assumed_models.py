@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from memfit.trace import public_configs
 
 SIZE = re.compile(r"(?:\d+x)?(\d+(?:\.\d+)?)([bm])")
 # What names add to that of the model that was tuned.
@@ -61,6 +63,29 @@ def called_after(name: str) -> str | None:
     return max(found, key=lambda one: len(one[1]))[0] if size and found else None
 
 
+@functools.cache
+def bases() -> tuple[tuple[str, Callable[[], Any]], ...]:
+    """What public models are called behind their owners, longest first, and their configs; a name
+    of one word says too little."""
+    from memfit.model import catalog
+
+    listed = {name.lower(): catalog.entry(name).config for name in catalog.names()}
+    listed |= {name: lambda one=one: one for name, one in public_configs.table()["models"].items()}
+    bare = {name.rpartition("/")[2]: config for name, config in listed.items()}
+    bare |= {re.sub("-(un)?cased$", "", name): config for name, config in bare.items()}
+    found = {name: config for name, config in bare.items() if len(words(name)) > 1}
+    return tuple(sorted(found.items(), key=lambda one: -len(one[0])))
+
+
+def tuned_from(name: str) -> tuple[str, dict[str, Any]] | None:
+    """The public model whose name is a part of this one, as in `acme/my-roberta-base-reviews`."""
+    whole = f"-{'-'.join(words(name))}-"
+    for known, config in bases():
+        if f"-{'-'.join(words(known))}-" in whole and not other(name, known):
+            return known, dict(config())
+    return None
+
+
 def other(name: str, known: str = "") -> bool:
     """Whether a name says more of the kind of model than the known one's."""
     return any(OTHER.fullmatch(one) for one in words(name) if one not in words(known))
@@ -94,8 +119,11 @@ def find(name: str) -> tuple[dict[str, Any], str] | None:
     """The config of the public model, and what to say of it."""
     from memfit.model import catalog
 
-    known = called_after(name)
-    message = f"`{name}` was not found: by its name it is assumed to have the sizes of `{known}`"
+    known, said = called_after(name), "by its name it is assumed to have the sizes of"
+    base = tuned_from(name) if known is None else None
+    if base is not None:
+        return base[1], f"`{name}` was not found: {said} `{base[0]}`"
+    message = f"`{name}` was not found: {said} `{known}`"
     if known is None:
         known = as_large(name)
         message = (
