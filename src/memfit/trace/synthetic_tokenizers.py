@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.resources
+import inspect
 import os
 import tomllib
 from types import ModuleType
@@ -153,6 +154,33 @@ def templates(module: ModuleType) -> list[Patch]:
     return [(module, "setup_chat_format", setup)]
 
 
+def is_here(name: Any) -> bool:
+    """Whether a tokenizer has files, without which its class may fail in any way."""
+    hub: Any = importlib.import_module("huggingface_hub")
+    if os.path.exists(str(name)):
+        return True
+    found = hub.try_to_load_from_cache(str(name), "tokenizer_config.json")
+    return isinstance(found, str)
+
+
+def dressed(tokenizer: Any, kind: type, given: dict[str, Any]) -> Any:
+    """With what the class has beside every tokenizer's methods, such as Whisper's languages."""
+    import transformers
+
+    base: Any = transformers.PreTrainedTokenizerFast
+    fast: Any = (
+        kind if issubclass(kind, base) else getattr(transformers, f"{kind.__name__}Fast", base)
+    )
+    same = all(hasattr(base, one) or one.startswith("_") for one in vars(fast))
+    if same or not issubclass(fast, base):
+        return tokenizer
+    tokenizer.__class__ = fast
+    for name, one in inspect.signature(fast.__init__).parameters.items():
+        if one.default is not one.empty and not hasattr(tokenizer, name):
+            setattr(tokenizer, name, given.get(name, one.default))
+    return tokenizer
+
+
 def falling_back(owner: Any, recorder: Watcher) -> list[Patch]:
     """`from_pretrained` of a tokenizer whose files were not found."""
     true = owner.from_pretrained.__func__
@@ -162,16 +190,13 @@ def falling_back(owner: Any, recorder: Watcher) -> list[Patch]:
         try:
             found = true(cls, name, *args, **given)
         except Exception as bad:
-            # Some kinds of models name their tokenizer only in its files
-            unknown = isinstance(bad, KeyError) and isinstance(bad.args[0], type)
-            said = unknown or any(one in str(bad) for one in NO_FILES)
-            without = said and not os.path.exists(name)
-            if failures.missing_file(bad) is None and not without:
+            broken = isinstance(bad, ImportError) or failures.UNKNOWN_TOKENIZER in str(bad)
+            if failures.missing_file(bad) is None and (broken or is_here(name)):
                 raise
-            return made(str(name), given, recorder)
+            return dressed(made(str(name), given, recorder), cls, given)
         # transformers 5 makes an empty one without its files
         empty = len(found) < FEW and not os.path.exists(name)
-        return made(str(name), given, recorder) if empty else found
+        return dressed(made(str(name), given, recorder), cls, given) if empty else found
 
     return [(owner, "from_pretrained", classmethod(from_pretrained))]
 
@@ -234,15 +259,6 @@ CHOSEN = (  # of the arguments of `from_pretrained`
     "pad_token",
     "eos_token",
     "bos_token",
-)
-# What transformers says of a tokenizer without its files (tokenization_utils_tokenizers.py, 5.23),
-# and what Python says when a tokenizer's class opens a file that has no name.
-NO_FILES = (
-    "Couldn't instantiate the backend tokenizer",
-    "PathLike object, not NoneType",
-    "os.PathLike or integer, not NoneType",
-    "Either model_file or model_proto must be specified",  # sentencepiece's
-    "'NoneType' object has no attribute 'endswith'",
 )
 ENDLESS = int(1e30)  # as transformers says where a tokenizer has no limit (XLNet)
 FEW = 100  # tokens of a vocabulary of special ones
