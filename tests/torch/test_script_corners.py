@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import runpy
 import types
 import urllib.error
 from email.message import Message
@@ -285,3 +287,37 @@ def test_blank_pictures_go_to_started_processes() -> None:
     assert len(again) == len(made) == 2048
     assert again.class_to_idx == {"0": 0, "1": 1, "2": 2}
     assert again.root == "data"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("import transformers\ntransformers.TrainingArgumentz", "uses `TrainingArgumentz` of"),
+        ("from transformers import Never", "imports `Never` from `transformers`"),
+        ("import torch\ntorch.nn.Linear(1, 2, never=3)", "passes `never` to `"),
+        ("import torch\ntorch.nn.Linear(1, 2).never", "uses `never` of `Linear`"),
+    ],
+)
+def test_other_versions_are_named(line: str, said: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(line)
+    with pytest.raises((AttributeError, ImportError, TypeError)) as bad:
+        runpy.run_path(str(script))
+    found = explain(bad.value, "train.py", "script")
+    assert said in found.message
+    assert re.search(r"the installed (torch|transformers) \d", found.message)
+    assert "--python" in str(found.hint)
+
+
+def test_own_mistakes_are_not_a_version(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def f(): ...\nf(never=3)")
+    with pytest.raises(TypeError) as bad:
+        runpy.run_path(str(script))
+    assert "installed" not in explain(bad.value, "train.py", "script").message
+
+
+def test_files_that_are_not_there_are_named() -> None:
+    with pytest.raises(FileNotFoundError) as bad:
+        Path("never.json").read_text()
+    assert "`never.json`, which is not there" in explain(bad.value, "train.py", "script").message

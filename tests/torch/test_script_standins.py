@@ -38,7 +38,15 @@ for asked in ("flash_attention_2", "kernels-community/flash-attn3"):
     optimizer.step()
 """
 STOPPED = """
+import torch
 from datasets import load_dataset
+from transformers import WhisperTokenizer
+
+whisper = "openai/whisper-tiny"
+spoken = WhisperTokenizer.from_pretrained(whisper, language="hindi", task="transcribe")
+spoken.set_prefix_tokens(language="french")
+assert spoken.language == "french" and spoken("a word").input_ids
+assert torch.hub.list("pytorch/vision:main") == []
 float(load_dataset("someone/strange", split="train")[0]["story"])
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ UNKNOWN_TOKENIZER = "to build an AutoTokenizer"
 # By `requests`, urllib3, httpx and urllib
 DOWNLOADS = ("ConnectionError", "MaxRetryError", "ConnectError", "URLError", "NameResolutionError")
 HUBS = ("huggingface.co", "hf.co")  # whose clients have ways of their own
+ANOTHER = "choose an environment with the version that the script was written for: `--python`"
 ELSEWHERE = "use a local folder, or run it once with a network to fill the cache"
 
 
@@ -134,10 +136,61 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
         )
     if name:
         return needed(who, name)
+    lost = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(bad))
+    if lost and (version := installed(lost[2])):
+        return f"{who} imports `{lost[1]}` from `{lost[2]}`, which {version} does not have", ANOTHER
     return (
         f"{who} failed with ImportError: {first_line(bad)}",
         "`--python` chooses another environment",
     )
+
+
+def installed(module: str) -> str:
+    """A module's package and its version, or nothing where it is the user's own."""
+    name = module.partition(".")[0]
+    try:
+        version = importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return ""
+    return "" if name == "memfit" else f"the installed {name} {version}"
+
+
+def other_version(bad: BaseException, script: str) -> Told:
+    """What a script asks of a package that was once there, or is not yet."""
+    if "are not used by the HfArgumentParser" in str(bad):  # transformers, hf_argparser.py
+        return f"`{script}` failed: {first_line(bad)}", ANOTHER
+    at = inner = user = bad.__traceback__
+    while at is not None:
+        if lines.is_users(at.tb_frame.f_code.co_filename):
+            user = at
+        inner, at = at, at.tb_next
+    if user is None or inner is None or not lines.is_users(user.tb_frame.f_code.co_filename):
+        return None
+    passed = re.search(r"unexpected keyword argument '(\w+)'", str(bad))
+    lost = re.match(r"module '?([\w.]+)'? has no attribute '?(\w+)", str(bad))
+    if isinstance(bad, TypeError) and passed:
+        if inner is not user and not lines.speaks(f"{passed[1]}=".lower()):
+            return None  # one library to another
+        called = lines.called(user) if inner is user else None
+        module = str(getattr(called, "__module__", inner.tb_frame.f_globals.get("__name__")))
+        what = f"passes `{passed[1]}` to"
+        owner = getattr(called, "__name__", str(bad).partition("(")[0])
+    elif isinstance(bad, AttributeError) and lost:
+        what, owner, module = f"uses `{lost[2]}` of", lost[1], lost[1]
+    elif isinstance(bad, AttributeError):
+        code = inner.tb_frame.f_code.co_name
+        if inner is not user and code != "__getattr__":
+            return None
+        asked = bad.obj if inner is user else inner.tb_frame.f_locals.get("self")
+        kind = asked if isinstance(asked, type) else type(asked)
+        name = str(bad).rpartition(" ")[2].strip("'")
+        what = f"uses `{name}` of"
+        owner, module = kind.__name__, kind.__module__
+    else:
+        return None
+    version = installed(module)
+    message = f"`{script}` {what} `{owner}`, which {version} does not know"
+    return (message, ANOTHER) if version else None
 
 
 def needed(who: str, package: str) -> tuple[str, str]:
@@ -325,6 +378,13 @@ def no_data(bad: BaseException, script: str) -> Told:
     )
 
 
+def no_file(bad: BaseException, script: str) -> Told:
+    if not isinstance(bad, FileNotFoundError) or not bad.filename:
+        return None
+    hint = "put one there: a few rows or pictures as long or large as yours are enough"
+    return f"`{script}` reads `{str(bad.filename)[:100]}`, which is not there", hint
+
+
 def no_sizes(bad: BaseException, script: str) -> Told:
     """torch's own sentence, where it reads a size in C++."""
     return UNSIZED if "found element of type Checkpoint" in str(bad) else None
@@ -341,6 +401,7 @@ RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     no_such_device,
     stand_in,
     missing_package,
+    other_version,
     ended,
     asks,
     several,
@@ -350,5 +411,6 @@ RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     no_values,
     no_sizes,
     no_data,
+    no_file,
 )
 __all__ = ["explain"]

@@ -157,7 +157,21 @@ def patches(recorder: Watcher) -> list[Patch]:
         except OSError:
             return absent(recorder, url)
 
-    return [*found, (torch.hub, "load_state_dict_from_url", from_url)]
+    true_list = torch.hub.list
+
+    def names(repository: str, *args: Any, **given: Any) -> Any:
+        """Scripts offer them as choices."""
+        try:
+            return true_list(repository, *args, **given)
+        except OSError:
+            recorder.note(f"hub {repository}", f"the models of `{repository}` are not known")
+            return []
+
+    return [
+        *found,
+        (torch.hub, "load_state_dict_from_url", from_url),
+        (torch.hub, "list", names),
+    ]
 
 
 def changes(recorder: Watcher) -> dict[str, Change]:
