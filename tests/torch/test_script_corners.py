@@ -18,6 +18,7 @@ from memfit.errors import InputError
 from memfit.trace import failures, lines, synthetic_data, synthetic_downloads, synthetic_tokenizers
 from memfit.trace.cuda import Device
 from memfit.trace.failures import explain
+from memfit.trace.notebooks import beginning
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_data import columns_of, pictures, stand_in
 
@@ -321,3 +322,10 @@ def test_files_that_are_not_there_are_named() -> None:
     with pytest.raises(FileNotFoundError) as bad:
         Path("never.json").read_text()
     assert "`never.json`, which is not there" in explain(bad.value, "train.py", "script").message
+
+
+def test_what_a_cell_takes_from_the_future_comes_first() -> None:
+    made = beginning("import os\nfrom __future__ import print_function, division\nprint(1)\n")
+    compile(made, "cell", "exec")
+    assert made.count("\n") == 3
+    assert beginning("import os\n") == "import os\n"

@@ -56,6 +56,15 @@ def plain(cell: str) -> str:
     return "\n".join(found)
 
 
+def beginning(text: str) -> str:
+    """The same with what has to stand in a file's first line there, which a cell may hold."""
+    named = re.findall(r"^from __future__ import ([\w, ]+)", text, re.MULTILINE)
+    if not named:
+        return text
+    rest = re.sub(r"^from __future__ import", "pass  # \\g<0>", text, flags=re.MULTILINE)
+    return f"from __future__ import {', '.join(named)}; {rest}"
+
+
 def script(path: Path, folder: str) -> str:
     """The path of a script with the notebook's code, in this folder."""
     try:
@@ -64,7 +73,8 @@ def script(path: Path, folder: str) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError.one(f"`{path}` is no notebook", where="script") from None
     made = Path(folder) / f"{path.stem}.py"
-    made.write_text("\n\n".join(plain(one) for one in code) + "\n", encoding="utf-8")
+    text = "\n\n".join(plain(one) for one in code) + "\n"
+    made.write_text(beginning(text), encoding="utf-8")
     return str(made)
 
 
