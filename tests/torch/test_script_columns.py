@@ -9,8 +9,10 @@ import pytest
 from memfit.api.verbs import trace
 from memfit.trace import trainer_columns
 from memfit.trace.asked_columns import MARK, Columns
+from memfit.trace.cuda import Device
 from memfit.trace.embedding_columns import completed, read_by
-from memfit.trace.synthetic_data import Source
+from memfit.trace.refuse import Watcher
+from memfit.trace.synthetic_data import Source, rows
 
 STEPS = """
 import torch
@@ -141,3 +143,14 @@ def test_losses_read_classes_and_scores() -> None:
     assert read_by(SoftmaxLoss()) == (2, "label 5")
     assert read_by(None) == (2, "float")
     assert read_by(object()) == (0, "")
+
+
+def test_rows_beyond_a_stand_ins_end() -> None:
+    datasets = pytest.importorskip("datasets")
+    watcher = Watcher(Device())
+    changed = rows(watcher, lambda module: [])(datasets.arrow_dataset)
+    select = next(one[2] for one in changed if one[1] == "select")
+    data = datasets.Dataset.from_dict({"text": ["a"] * 10})
+    assert len(select(data, range(100, 200))) == 10
+    assert len(select(data, range(8, 100))) == 2
+    assert len(select(data, range(8, 10))) == 2

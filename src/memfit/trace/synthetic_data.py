@@ -276,7 +276,8 @@ def rows(recorder: Watcher, others: Change) -> Change:
         def select(self: Any, indices: Any, *args: Any, **given: Any) -> Any:
             """A made-up data set has fewer rows than the true one."""
             if isinstance(indices, range) and len(indices) and indices[-1] >= len(self):
-                indices = range(len(self))[indices.start : indices.stop : indices.step]
+                first = indices.start if indices.start < len(self) else 0
+                indices = range(len(self))[first : first + len(indices) : indices.step]
             return true(self, indices, *args, **given)
 
         halves = module.Dataset.train_test_split
