@@ -16,6 +16,7 @@ from memfit.errors import MissingExtra
 from memfit.estimate import estimate
 from memfit.model import catalog
 from memfit.model.families import families
+from memfit.model.quantized import stored_as
 from memfit.plan.card import USES, Card, Shelf, Smallests, halved, supported_row
 from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.report.card import highlights
@@ -88,6 +89,30 @@ def test_layers_of_a_packed_model_that_no_gpu_holds_are_split() -> None:
     assert estimate(model, row.job, cluster, strategy).verdict == "fits"
     whole = Card(model=model, cluster=cluster, strategies={"4-bit": strategy}, rows=(row,))
     assert "4-bit: some of the layers on each GPU" in card_text(whole)
+
+
+def test_weights_that_are_stored_quantized_are_named_by_their_format() -> None:
+    """And what cannot be quantized again is said once."""
+    found = card("openai/gpt-oss-20b", gpu="rtx-4090", offline=True)
+    assert isinstance(found, Card)
+    lines = card_text(found).splitlines()
+    assert "answers in mxfp4" in lines[0]
+    assert sum("quantized by mxfp4" in line for line in lines) == 1
+    assert any(line.startswith("  8-bit, 4-bit and QLoRA: not supported: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("meta-llama/Llama-3.2-1B", ""),
+        ("deepseek-ai/DeepSeek-R1", "fp8"),
+        ("moonshotai/Kimi-K2.5", "int4"),
+        ("nvidia/Kimi-K2.5-NVFP4", "nvfp4"),
+    ],
+)
+def test_the_format_of_stored_weights(name: str, stored: str) -> None:
+    asked = question(name, {"offline": True, "task": "inference"}, [])
+    assert stored_as(asked.model) == stored
 
 
 def test_users_have_no_more_context_than_the_model_has_positions() -> None:

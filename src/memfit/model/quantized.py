@@ -22,6 +22,7 @@ from memfit.model.modules import Layer, Linear, Model, Module, MoE
 READ_BY_FAMILY = ("mxfp4",)  # gpt-oss: its family gives the experts their format
 BY_FILE = ("gguf",)  # exact sizes come from the file
 WILD = re.compile(r"[*?\[]")
+BY_PRODUCER = ("modelopt", "compressed-tensors")  # tools that write several formats
 BY_JOB = ("bitsandbytes",)  # `--quant nf4` and its options say the same
 
 
@@ -58,6 +59,19 @@ def method(config: Mapping[str, Any]) -> str:
         producer.get("name") if isinstance(producer, Mapping) else None
     )
     return "" if name in BY_JOB else str(name or "")
+
+
+def stored_as(model: Model) -> str:
+    """The name of the format in which a checkpoint stores quantized weights (`fp8`, `mxfp4`), or
+    nothing."""
+    name = method(model.config)
+    if name not in BY_PRODUCER:
+        return name
+    last = model.layers[-1]  # the first ones may stay as they are
+    experts = [block.mixer.format for block in last.blocks if isinstance(block.mixer, MoE)]
+    formats = [*experts, *(linear.format for linear in last.linears())]
+    format = next(filter(None, formats), name)
+    return "fp8" if format.startswith("float8") else format.partition("-")[0]
 
 
 def settings_in(config: Mapping[str, Any]) -> Mapping[str, Any]:

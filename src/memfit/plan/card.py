@@ -21,6 +21,7 @@ from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lower.walk_cache import remembering
 from memfit.model.modules import Model
+from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, bound_shortfall, hardware
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last
@@ -59,6 +60,13 @@ USES = (
     Use(key="lora", title="LoRA", options={"method": "lora"}),
     Use(key="qlora", title="QLoRA", options={"method": "qlora"}),
 )
+
+
+def uses_of(model: Model) -> tuple[Use, ...]:
+    """What can be done with this model: the first use runs the weights in the format in which the
+    checkpoint stores them."""
+    stored = stored_as(model)
+    return (dataclasses.replace(USES[0], title=stored), *USES[1:]) if stored else USES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +196,9 @@ def card(
 def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, progress: Progress) -> Card:
     rows: list[Row] = []
     spread: dict[str, Strategy] = {}
-    for use in USES:
-        progress(len(rows), len(USES), use.title)
+    uses = uses_of(model)
+    for use in uses:
+        progress(len(rows), len(uses), use.title)
         found, spread[use.key] = (
             (served_row(model, use, cluster, serve), layouts(model, use, cluster)[0])
             if use.gguf
@@ -405,7 +414,7 @@ def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Ro
 
 # ------------------------------------------------------------------------- the other two questions
 def smallest(model: Model, job_of: Jobs, progress: Progress = quiet) -> Smallests:
-    uses = [use for use in USES if not use.gguf]
+    uses = [use for use in uses_of(model) if not use.gguf]
     rows: list[Smallest] = []
     for use in uses:
         progress(len(rows), len(uses), use.title)
@@ -475,7 +484,7 @@ def line(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Line:
 
 def least(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, answers: bool) -> int:
     """What the smallest use of a group takes on each GPU; 0 where none is supported."""
-    for use in reversed([one for one in USES if one.answers is answers]):
+    for use in reversed([one for one in uses_of(model) if one.answers is answers]):
         if use.gguf:
             served = serve(model, use.gguf, cluster, context_of(model))
             if served is not None:
@@ -496,7 +505,7 @@ def fitting_uses(
 ) -> Iterator[tuple[Use, int]]:
     """Those of one group that fit at their default, the best first; training with one sequence at a
     time where the default batch is too large."""
-    for use in USES:
+    for use in uses_of(model):
         if use.answers is not answers:
             continue
         if use.gguf:

@@ -56,10 +56,21 @@ def card_lines(found: Card) -> Iterator[str]:
     if rest:
         yield ""
         yield "what would make the rest possible"
-        for row in rest:
-            yield f"  {label(row)}: {possible(row)}"
-            if row.in_cpu_memory or row.way is not None:
-                yield f"    {row.way.command if row.way else row.command}"
+        yield from possible_lines(rest)
+
+
+def possible_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """One line for all that is refused for one reason."""
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        helped = row.in_cpu_memory or row.way is not None
+        command = (row.way.command if row.way else row.command) if helped else ""
+        alike.setdefault((possible(row), command), []).append(row)
+    for (words, command), some in alike.items():
+        names = [row.use.title for row in some] if some[1:] else [label(some[0])]
+        yield f"  {listed(names)}: {words}"
+        if command:
+            yield f"    {command}"
 
 
 def copies(found: Card, row: Row) -> bool:
@@ -248,6 +259,11 @@ def smallest_lines(found: Smallests) -> Iterator[str]:
     yield ""
     yield f"{'use':<18}{'GiB':>9}  {'smallest GPU':<30}cheapest to rent, $ per hour"
     yield from (smallest_line(one) for one in found.rows)
+    refused: dict[str, list[str]] = {}
+    for one in found.rows:
+        if one.refused:
+            refused.setdefault(unsupported(one.refused), []).append(one.use.title)
+    yield from ("", *(f"{listed(uses)}: {why}" for why, uses in refused.items())) if refused else ()
 
 
 def smallest_words(rows: Sequence[Smallest], answers: bool) -> str:
@@ -265,7 +281,7 @@ def smallest_words(rows: Sequence[Smallest], answers: bool) -> str:
 def smallest_line(one: Smallest) -> str:
     title = f"answer, {one.use.title}" if one.use.answers else f"tune, {one.use.title}"
     if one.refused:
-        return f"{title:<18}{'-':>9}  {unsupported(one.refused)}"
+        return f"{title:<18}{'-':>9}"
     if one.gpu is None:
         return f"{title:<18}{gib(one.needs):>9}  no single GPU: use several"
     rent = "" if one.cheapest is None else f"{one.cheapest.id} {one.dollars:.2f}"
