@@ -91,6 +91,14 @@ def test_a_family_is_no_misspelled_command(word: str, means: str) -> None:
         ("qwen3-8b h100 full --seq 4096", "estimate|qwen3-8b|--gpu|h100|--method|full|--seq|4096"),
         ("qwen3-8b --vram 16", "card|qwen3-8b|--vram|16"),
         ("--model qwen3-8b --gpu t4", "card|--model|qwen3-8b|--gpu|t4"),
+        ("gemma 3 12b m4 max 64gb", "card|gemma 3 12b|--gpu|m4 max 64gb"),
+        ("gemma 3 12b m4 max", "card|gemma 3 12b|--gpu|m4 max"),  # which memory, it then asks
+        (
+            "phi 4 lora on 2 x rtx 4060 ti 16gb",
+            "estimate|phi 4|--method|lora|--gpu|2 x rtx 4060 ti 16gb",
+        ),
+        ("llama 3.3 70b 2 a100", "card|llama 3.3 70b|--gpu|2 x a100"),
+        ("gpt 2 t4", "card|gpt 2|--gpu|t4"),
         ("qwen3-8b nonsense", "card|qwen3-8b|nonsense"),
     ],
 )

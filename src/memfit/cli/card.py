@@ -21,6 +21,7 @@ OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)
 METHODS = ("lora", "qlora", "full")
 BETWEEN = ("on", "with", "for", "using", "in")
+LONGEST = 6  # words of a GPU's name: `2 x rtx 4060 ti 16gb`
 PASTED = ("estimate", "card")  # verbs behind which people paste other programs' commands
 
 
@@ -74,28 +75,49 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
 
 
 def named_by_place(words: Sequence[str]) -> list[str]:
-    """`qwen3 8b lora 4090` with options for the method and the GPU: only what stands before the
-    first option."""
+    """`qwen3 8b lora rtx 4090` with options for the method and the GPU: only what stands before
+    the first option."""
     count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    name, options = [words[0]], list[str]()
-    for word in words[1:count]:
+    name, options, rest = [words[0]], list[str](), list(words[1:count])
+    while rest:
+        if "--gpu" not in options and (long := gpu_words(rest)):
+            gpu, rest = " ".join(rest[:long]), rest[long:]
+            if name[-1].isdecimal() and is_name(name[:-1]) and not is_name(name):
+                gpu = f"{name.pop()} x {gpu}"  # `llama 3 8b 2 a100`, not `gpt 2 a100`
+            options += ["--gpu", gpu]
+            continue
+        word = rest.pop(0)
         if word.lower() in METHODS:
             options += ["--method", word.lower()]
-        elif is_gpu(word) and not is_model(word) and "--gpu" not in options:
-            options += ["--gpu", word]
         elif word.lower() not in BETWEEN:
             name.append(word)
     return [*joined(name), *options, *words[count:]]
 
 
+def gpu_words(words: Sequence[str]) -> int:
+    """How many of the first words name a GPU: as many as possible, or 0. A Mac without its memory
+    is meant for one, too."""
+    from memfit.hardware.apple import without_memory
+
+    for long in range(min(LONGEST, len(words)), 0, -1):
+        whole = " ".join(words[:long])
+        if (is_gpu(whole) and not is_model(whole)) or without_memory(whole, "gpu"):
+            return long
+    return 0
+
+
 def joined(name: list[str]) -> list[str]:
     """The words of a model's name as one, where they are one."""
+    return [" ".join(name)] if is_name(name) else name
+
+
+def is_name(words: Sequence[str]) -> bool:
+    """Whether the words together name a model, or a family of models."""
     from memfit.model.family_names import models_of
     from memfit.model.spellings import meant
 
-    whole = " ".join(name)
-    one = len(name) > 1 and (is_model(whole) or meant(whole) is not None or models_of(whole))
-    return [whole] if one else name
+    whole = " ".join(words)
+    return bool(words) and bool(is_model(whole) or meant(whole) is not None or models_of(whole))
 
 
 def own_flags() -> frozenset[str]:
