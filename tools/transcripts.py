@@ -33,7 +33,7 @@ MARKER = re.compile(r"^<!-- run(?P<options>(?: \w+=\d+)*): (?P<command>.+?) -->$
 LOOKS_LIKE_MARKER = re.compile(r"^<!--\s*run\b.*$", re.MULTILINE)
 FENCE = re.compile(r"\n(?P<fence>`{3,})\w*\n(?P<body>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
 # Signs of life, which only a slow machine shows.
-PROGRESS = ("tracing: ", "[█", "[░")
+PROGRESS = re.compile(r"tracing: |\[[█░]|.+, \d+ of \d+, \d+ s$")
 START_MEMFIT = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
 
 
@@ -66,9 +66,7 @@ class Block:
         text = done.stdout.decode()
         if done.returncode != self.exit:
             raise Broken(f"`{self.command}` exits with {done.returncode}, not {self.exit}\n{text}")
-        lines = [
-            line.rstrip() for line in text.rstrip().splitlines() if not line.startswith(PROGRESS)
-        ]
+        lines = [line.rstrip() for line in text.rstrip().splitlines() if not PROGRESS.match(line)]
         if self.head and len(lines) > self.head:
             lines = [*lines[: self.head], "…"]
         if self.tail and len(lines) > self.tail:

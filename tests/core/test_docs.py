@@ -125,6 +125,16 @@ def test_a_stale_transcript_is_found_and_refreshed(tmp_path: Path) -> None:
     assert transcripts("--check", stale) == (0, "")
 
 
+def test_what_only_a_slow_machine_says_is_no_part_of_a_transcript(tmp_path: Path) -> None:
+    said = ["QLoRA, 8 of 8, 10 s", "tracing: forward, step 1, 9 events, 12 s", "[██░] 60 % plans"]
+    code = f"print(*{[*said, 'fits, 3 of 8 s']!r}, sep=chr(10))"
+    slow = page(tmp_path / "page.md", f'<!-- run: python -c "{code}" -->')
+    assert transcripts(slow)[0] == 0
+    text = slow.read_text().partition("```console")[2]
+    assert not [line for line in text.splitlines() if line in said]
+    assert "fits, 3 of 8 s" in text.splitlines()
+
+
 def test_commands_run_plain_and_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("FORCE_COLOR", "1")
