@@ -56,6 +56,13 @@ OPTIONS = (
     option(
         "ep_size", "int", "GPUs that share the experts", "--ep", "--expert-parallel-size", low=1
     ),
+    option(
+        "attn_cp_size",
+        "int",
+        "GPUs that share a prompt, each with the attention's weights",
+        "--attention-context-parallel-size",
+        low=1,
+    ),
     option("context_length", "size", "tokens of the longest request [default: the model's own]"),
     option("mem_fraction_static", "float", "share of the free memory for weights and cache"),
     option("max_running_requests", "int", "most requests at once", low=1),

@@ -104,6 +104,7 @@ VALUES = [
     "--pp-async-batch-depth",
     "--pp-max-micro-batch-size",
     "--preferred-sampling-params",
+    "--prefill-cp-mode",
     "--prefill-attention-backend",
     "--prefill-delayer-max-delay-passes",
     "--prefill-delayer-token-usage-low-watermark",
@@ -197,6 +198,7 @@ FLAGS = [
     "--enable-p2p-check",
     "--enable-pdmux",
     "--enable-precise-embedding-interpolation",
+    "--enable-prefill-context-parallel",
     "--enable-prefill-delayer",
     "--enable-prefix-mm-cache",
     "--enable-priority-scheduling",
@@ -247,8 +249,6 @@ WORDS = [
 ]
 # They change weights or pools.
 UNKNOWN = [
-    "--attention-context-parallel-size",
-    "--attn-cp-size",
     "--config",
     "--dllm-algorithm",
     "--dllm-algorithm-config",

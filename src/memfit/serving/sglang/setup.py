@@ -92,9 +92,10 @@ def set_up(question: Question) -> Setup:
     if options.get("quantization") == "modelslim":
         scheme = replace(scheme, skip=scheme.skip + MODELSLIM_KEEPS)
     problems += missing_attention(model)
-    problems += rank_problems(options, tensor, copies if shared else 1)
+    contexts = int(options.get("attn_cp_size") or 1)
+    problems += rank_problems(options, tensor, copies if shared else 1, contexts)
     raise_errors(problems)
-    problems += split_problems(model, tensor // copies if shared else tensor)
+    problems += split_problems(model, tensor // (copies if shared else 1) // contexts)
     problems += batch_problems(options)
     raise_errors(problems)
     chunk, graphs = sizes_of(question, tensor)
@@ -160,9 +161,11 @@ def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length
     # of fewer owners than ranks several ranks split each expert: as many bytes for each rank
     spread = whole or int(options.get("ep_size") or 1) > 1
     gpu = question.devices[0].gpu if question.devices else None
+    # layers/dp_attention.py initialize_dp_attention, 0.5.13: the ranks of a context have the same
+    heads = tensor // (copies if shared else 1) // int(options.get("attn_cp_size") or 1)
     return Rank(
         tensor=tensor,
-        attention=tensor // copies if shared else 0,
+        attention=heads,
         experts=tensor if spread else 1,
         sm=None if gpu is None else gpu.sm,
         width=width,
@@ -301,17 +304,20 @@ def missing_attention(model: Model) -> list[Problem]:
     ]
 
 
-def rank_problems(options: Mapping[str, Any], tensor: int, copies: int) -> list[Problem]:
-    """Ranks that do not divide evenly: server_args.py asserts it of copies of attention, and
-    parallel_state.py initialize_model_parallel splits ranks by owners of experts (0.5.9)."""
+def rank_problems(
+    options: Mapping[str, Any], tensor: int, copies: int, contexts: int
+) -> list[Problem]:
+    """Ranks that do not divide evenly: server_args.py asserts it of copies of attention and parts
+    of a context, and parallel_state.py initialize_model_parallel splits ranks by owners of experts
+    (0.5.9)."""
     owners, stages = int(options.get("ep_size") or 1), int(options.get("pp_size") or 1)
+    beside = f" times `--dp {copies}`" if copies > 1 else ""
     found = [
-        Problem(
-            message=f"`--tp {tensor}` must be divisible by `--{flag} {ranks}`{beside}", where=name
-        )
-        for name, flag, ranks, beside in (
-            ("dp_size", "dp", copies, " with `--enable-dp-attention`"),
-            ("ep_size", "ep", owners, ""),
+        Problem(message=f"`--tp {tensor}` must be divisible by {words}", where=name)
+        for name, words, ranks in (
+            ("dp_size", f"`--dp {copies}` with `--enable-dp-attention`", copies),
+            ("ep_size", f"`--ep {owners}`", owners),
+            ("attn_cp_size", f"`--attn-cp-size {contexts}`{beside}", contexts * copies),
         )
         if tensor % ranks
     ]
