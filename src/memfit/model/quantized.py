@@ -186,26 +186,42 @@ def kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
 class Skip:
     """Modules that stay as they are, by patterns: a whole path, a part of it, what a `*` makes of
     it, or behind `re:` what a regular expression finds. Plain names are looked up, and patterns
-    with wildcards are one expression: some checkpoints list thousands of names."""
+    with wildcards are one expression: some checkpoints list thousands of names. Decoder layers are
+    compared whatever the stack is called that holds them."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.expressions = tuple(one for one in patterns if one.startswith("re:"))
-        wild = {one for one in patterns if WILD.search(one)}.difference(self.expressions)
-        self.plain = frozenset(patterns).difference(self.expressions, wild)
-        self.wild = re.compile("|".join(map(translate, sorted(wild)))) if wild else None
-        self.literal = wild  # a path may have such characters itself
+        self.literal = {one for one in patterns if WILD.search(one)}.difference(self.expressions)
+        self.plain = frozenset(patterns).difference(self.expressions, self.literal)
+        self.stacked = frozenset(map(in_stack, self.plain)) - self.plain
+        wild = sorted(map(in_stack, self.literal))  # a path may have such characters itself
+        self.wild = re.compile("|".join(map(translate, wild))) if wild else None
 
     def __contains__(self, path: object) -> bool:
-        name = str(path)
-        parts = name.split(".")
+        name, stacked = str(path), in_stack(str(path))
+        parts, own = name.split("."), stacked.split(".")
         ends = range(1, len(parts) + 1)
         if any(".".join(parts[i:end]) in self.plain for end in ends for i in range(end)):
             return True
-        if self.wild is not None and self.wild.match(name):
+        if any(".".join(own[:end]) in self.stacked for end in ends):
+            return True
+        if self.wild is not None and self.wild.match(stacked):
             return True
         if WILD.search(name) and any(f".{one}." in f".{name}." for one in self.literal):
             return True
-        return any(found(one, name) for one in self.expressions)
+        held = STACKS if stacked.startswith("layers.") else ()
+        spelled = (name, *(f"{one}{stacked}" for one in held))
+        return any(found(one, each) for one in self.expressions for each in spelled)
+
+
+# What checkpoints, old and new, call the stack of decoder layers: transformers and vLLM rename it.
+STACKS = ("model.", "model.language_model.", "language_model.model.", "backbone.")
+
+
+def in_stack(path: str) -> str:
+    """A path, or a pattern, from `layers.` on where it starts with the name of the stack."""
+    held = (one for one in STACKS if path.startswith(f"{one}layers."))
+    return path[len(next(held, "")) :]
 
 
 def found(pattern: str, path: str) -> bool:
