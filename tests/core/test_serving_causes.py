@@ -16,7 +16,7 @@ from memfit.serving.base import Device, Question
 from memfit.serving.sglang.setup import set_up as sglang_set_up
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON
 from memfit.serving.vllm.setup import set_up as vllm_set_up
-from memfit.truth.served import subject_of
+from memfit.truth.served import UNSEEN, judge, read_served, subject_of
 from memfit.units import GIB
 
 
@@ -111,6 +111,58 @@ def test_names_that_stay_in_16_bits_are_looked_up() -> None:
     assert "a[0].b" in Skip(("a[0].b",))  # brackets of a name are no set of letters
     with pytest.raises(InputError, match=r"`re:\(` is not a regular expression"):
         assert "lm_head" not in Skip(("re:(",))
+
+
+@pytest.mark.parametrize("stack", ["model", "model.language_model", "language_model.model"])
+@pytest.mark.parametrize("form", ["{}.layers.0.mlp*", "{}.layers.0.mlp", r"re:{}\.layers\.0\.mlp"])
+def test_a_stack_of_layers_has_several_names(stack: str, form: str) -> None:
+    """nvidia/Gemma-4-26B-A4B-NVFP4 lists `model.language_model.layers.0.mlp*`, which was not found
+    in `model.layers`: attention and feed-forwards counted in 4 bits, 15.7 of 17.9 GiB."""
+    skip = Skip((form.format(stack), "mtp.layers.1*"))
+    for path in ("model.layers.0.mlp.up_proj", "model.language_model.layers.0.mlp.up_proj"):
+        assert path in skip
+    for path in ("model.layers.1.mlp.up_proj", "model.vision_tower.layers.0.mlp.up_proj"):
+        assert path not in skip
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("unseen-0043", 0.015),  # Gemma 4 31B, NVFP4 except attention
+        ("unseen-0052", 0.004),  # Gemma 4 26B-A4B, NVFP4 in its experts alone
+        ("unseen-0061", 0.004),  # attention over two contexts: weights of two ranks are the same
+        ("unseen-0066", 0.035),  # Kimi K2.5, whose text config has the quantization: 228 % before
+    ],
+)
+def test_weights_of_logs(log: str, error: float) -> None:
+    row = next(one for one in read_served(UNSEEN) if one.id == log)
+    off = judge(row).error("weights_gib")
+    assert off is not None
+    assert abs(off) < error
+
+
+@pytest.mark.parametrize(
+    ("model", "low", "high"),
+    [
+        # hf_quant_config.json beside the config: 437.9 GiB were said, as of 16 bits
+        ("nvidia/Qwen3-235B-A22B-NVFP4", 120, 130),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 110, 118),
+        # a mix that lists each expert
+        ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", 17, 20),
+    ],
+)
+def test_weights_of_checkpoints_that_say_it_elsewhere(model: str, low: int, high: int) -> None:
+    answer = serve(model, engine="vllm", gpu="8xh200", offline=True)
+    assert low < answer.figures["weights_gib"] < high
+
+
+def test_attention_over_contexts_has_ranks_for_each_copy() -> None:
+    question = asked("Qwen/Qwen3-32B", "rtx-5090", "0.5.13", 4, tp_size=4, attn_cp_size=2)
+    assert sglang_set_up(question).rank.heads == 2
+    both = {"dp_size": 4, "enable_dp_attention": True}
+    question = asked("Qwen/Qwen3-32B", "rtx-5090", "0.5.13", 4, tp_size=4, attn_cp_size=2, **both)
+    with pytest.raises(InputError, match="divisible by `--attn-cp-size 2` times `--dp 4`"):
+        sglang_set_up(question)
 
 
 def test_patterns_with_wildcards_are_one_expression() -> None:

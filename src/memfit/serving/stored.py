@@ -377,9 +377,12 @@ def without_head(scheme: Scheme) -> Scheme:
 
 
 def names_in_layer(path: str) -> tuple[str, ...]:
-    """Names within a layer of what `model.layers.3.mlp.experts` stands for."""
+    """Names within a layer of what `model.layers.3.mlp.experts` stands for, or one expert."""
     name = path.split(".layers.", 1)[-1].partition(".")[2] if ".layers." in path else path
     stem, _, last = name.rpartition(".")
+    block, one, _ = stem.partition(".experts.")
+    if one:
+        return (f"{block}.{'down' if last in ('down_proj', 'w2') else 'up'}",)
     if last == "experts":  # a stack of each projection
         return f"{stem}.up", f"{stem}.down"
     return (f"{stem}.{MERGED[last]}",) if last in MERGED else (name,)

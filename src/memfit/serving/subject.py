@@ -9,16 +9,20 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.model.families import build
 from memfit.model.modules import Model
+from memfit.model.quantized import settings_in
 from memfit.model.source import Source
 from memfit.serving.base import Subject
 from memfit.serving.outline import outline
 
 
 def subject_from(source: Source) -> Subject:
-    """A model as it was read."""
+    """A model as it was read. Engines look for quantization in the text's config, too (vLLM
+    config/model.py _parse_quant_hf_config, SGLang weight_utils.py get_quant_config)."""
+    stored = settings_in(source.config)
+    config = {**source.config, "quantization_config": stored} if stored else source.config
     return Subject(
         name=source.name,
-        config=source.config,
+        config=config,
         source=source,
         model=structure(source.config, source.name, source.origin, source.parameters),
         parameters=source.parameters,

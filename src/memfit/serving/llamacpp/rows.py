@@ -22,6 +22,7 @@ _TYPES = {
     "Q4_K - Medium": "Q4_K_M",
     "Q5_K - Small": "Q5_K_S",
     "Q5_K - Medium": "Q5_K_M",
+    "MXFP4 MoE": "MXFP4_MOE",
 }
 
 
