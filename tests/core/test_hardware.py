@@ -213,6 +213,12 @@ def test_names_are_unique_up_to_spelling() -> None:
         ("Intel(R) Arc(TM) B580 Graphics", "arc-b580"),
         ("Gaudi3", "gaudi3"),
         ("RTX 3080 12 GB", "rtx-3080-12gb"),
+        ("3090 24gb", "rtx-3090"),
+        ("16GB 4060 Ti", "rtx-4060-ti-16gb"),
+        ("4090 with 24 GB VRAM", "rtx-4090"),
+        ("a6000s", "rtx-a6000"),
+        ("6000 Ada", "rtx-6000-ada"),
+        ("L40S", "l40s"),
         ("Apple M2 Ultra 192GB", "m2-ultra-192gb"),
     ],
 )
@@ -579,6 +585,34 @@ def test_every_shared_name_but_a_macs_has_a_most_common_gpu() -> None:
 @pytest.mark.parametrize(
     ("text", "nodes", "each", "gpu"),
     [
+        ("h100s", 1, 1, "h100-sxm"),
+        ("8 h100s", 1, 8, "h100-sxm"),
+        ("2 4090s", 1, 2, "rtx-4090"),
+        ("2 1080 ti", 1, 2, "gtx-1080-ti"),
+        ("rtx4090 x 2", 1, 2, "rtx-4090"),
+        ("rtx-4090 x2", 1, 2, "rtx-4090"),
+        ("4090\N{MULTIPLICATION SIGN}2", 1, 2, "rtx-4090"),
+        ("Dual RTX 3090", 1, 2, "rtx-3090"),
+        ("a100 80gb x8", 1, 8, "a100-sxm-80gb"),
+        ("8 p5.48xlarge", 8, 8, "h100-sxm"),
+        ("7900 xtx", 1, 1, "rx-7900-xtx"),
+        ("2 gb200", 1, 2, "gb200"),
+    ],
+)
+def test_counts_and_plurals_as_people_type_them(text: str, nodes: int, each: int, gpu: str) -> None:
+    cluster = parse_cluster(text)
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.id) == (nodes, each, gpu)
+
+
+@pytest.mark.parametrize("text", ["0 h100s", "8 h1000", "4090 48gb", "rtx 4090 16gb", "2 x4090 x2"])
+def test_what_no_gpu_is_called_stays_unknown(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_cluster(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "each", "gpu"),
+    [
         ("p4d.24xlarge", 1, 8, "a100-sxm-40gb"),
         ("2xp5.48xlarge", 2, 8, "h100-sxm"),
         ("a2-ultragpu-8g", 1, 8, "a100-sxm-80gb"),
@@ -607,7 +641,16 @@ def test_every_machine_is_cited_and_has_known_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("text", "low", "high"),
-    [("mac-16gb", 10.6, 11.9), ("MacBook Pro 24GB", 16, 17.8), ("m4-max-64gb", 48, 54)],
+    [
+        ("mac-16gb", 10.6, 11.9),
+        ("MacBook Pro 24GB", 16, 17.8),
+        ("m4-max-64gb", 48, 54),
+        ("macbook pro m3 max 64gb", 48, 54),
+        ("64 GB MacBook Pro 16-inch M3 Max", 48, 54),
+        ("mac studio m2 ultra 192gb", 144, 162),
+        ("m3 max 36 gb", 27, 30.3),
+        ("M4 mac mini 16gb", 10.6, 11.9),
+    ],
 )
 def test_a_mac_is_named_by_its_memory(text: str, low: float, high: float) -> None:
     gpu = parse_cluster(text).gpu

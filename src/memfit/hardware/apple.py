@@ -13,12 +13,11 @@ from memfit.errors import Problem
 from memfit.hardware.gpu import GPU, all_gpus, plain
 from memfit.units import GIB
 
-_CHIP = re.compile(r"(?:apple)?(m[1-9])(pro|max|ultra)?(\d{1,3})gb")
+# `MacBook Pro 14-inch`
+_MACHINE = r"(?:(?:mac(?:book|mini|studio|pro|air|os)*|metal|mps|silicon)(?:\d{2,4}(?:inch)?)*)"
+_CHIP = re.compile(rf"(?:apple)?{_MACHINE}?(m[1-9])(pro|max|ultra)?{_MACHINE}?(\d{{1,3}})gb")
 _MAC = re.compile(r"(?:apple)?mac(?:book|mini|studio)?(?:air|pro)?(\d{1,3})gb")
-_ANY_MAC = re.compile(
-    r"(?:apple)?(?:mac(?:book|mini|studio|pro|air|os)*|metal|mps|silicon)"
-    r"(?:m\d(?:pro|max|ultra)?|\d{2,4}(?:inch)?)*"
-)
+_ANY_MAC = re.compile(rf"(?:apple)?{_MACHINE}(?:m\d(?:pro|max|ultra)?|\d{{2,4}}(?:inch)?)*")
 SIZES: Annotated[
     tuple[int, ...], vendor("GB of memory that Macs come with", "Apple's data sheets, M1 to M5")
 ] = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)

@@ -1,5 +1,5 @@
 """A cluster: nodes of equal GPUs, and the network between them. `8xh100-sxm`, `2x8xA100-80GB`,
-`rtx-4090`, `p4d.24xlarge`, `2xp5.48xlarge`."""
+`rtx-4090`, `8 h100s`, `4090 x 2`, `p4d.24xlarge`, `2xp5.48xlarge`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ BOARD: Annotated[
 ] = 8
 # But `7900xtx` is the name of a card.
 _COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*](?!tx?\b)", re.IGNORECASE)
+# `8 h100s`, `dual 3090`; `4090 x 2`. What they count must be a name, and the whole none.
+_WORDS = {"single": "1", "dual": "2", "two": "2", "three": "3", "triple": "3", "four": "4"} | {
+    "quad": "4",
+    "eight": "8",
+}
+_COUNTED = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"(?P<count>[0-9]{{1,4}}|{'|'.join(_WORDS)})\s+(?P<name>\S.*)",
+        r"(?P<name>.*?\S)\s*[x×*]\s*(?P<count>[0-9]{1,4})",
+    )
+)
 _HINT = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
 
 
@@ -100,12 +112,21 @@ def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
 
 
 def _split(text: str) -> tuple[list[str], str]:
-    """The counts that `text` begins with, and the rest."""
+    """The counts that `text` begins with, or the one that it ends with, and the rest."""
     counts, at = [], 0
     while match := _COUNT.match(text, at):
         counts.append(match[1])
         at = match.end()
-    return counts, text[at:].strip()
+    rest = text[at:].strip()
+    for pattern in _COUNTED:
+        found = pattern.fullmatch(text.strip())
+        if found and _names_some(found["name"]) and not _names_some(rest):
+            return [_WORDS.get(found["count"].lower(), found["count"])], found["name"]
+    return counts, rest
+
+
+def _names_some(name: str) -> bool:
+    return find_machine(name) is not None or isinstance(_pick(name, 1, ""), GPU)
 
 
 def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") -> Cluster:

@@ -18,30 +18,17 @@ from memfit.units import LARGEST
 
 MATHS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 BY_MEMORY = "for any other card give its memory: `--memory 24GiB`"
-LAPTOP = ("laptop", "mobile", "notebook")
 BY_LAPTOP = (
     "a laptop GPU often has less memory than the card of the same number; "
     "give its own: `--memory 16GiB`"
 )
 # Words that say nothing: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `rtx4090` are one card.
-_NOISE = frozenset(
-    {
-        "nvidia",
-        "geforce",
-        "tesla",
-        "amd",
-        "instinct",
-        "intel",
-        "r",
-        "tm",
-        "generation",
-        "gpu",
-        "graphics",
-    }
-)
-
-
-_NUMBER = re.compile(r"\d{4}(?:ti|super)?")  # of a GeForce RTX, as people say it
+_NOISE = {"", "nvidia", "geforce", "tesla", "amd", "instinct", "intel", "r", "tm", "generation"} | {
+    *("gpu", "graphics", "with", "design", "vram", "ram", "unified", "memory")
+}
+# `RTX 4090 Mobile`, `4090m` and `RTX 2080 with Max-Q Design` are parts for laptops.
+_LAPTOP = re.compile(r"laptop|mobile|notebook|max[ _-]?q\b|(?<=\d{4})m\b|(?<=\d{4}ti)m\b")
+_AMOUNT = re.compile(r"(?<=\d)[ _-]*gi?b?\b")  # `80G`, `80 GB`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,11 +139,13 @@ def _gpu(name: str) -> GPU:
 
 
 def plain(name: str) -> str:
-    """The name without case, separators and words that say nothing; `80G` is `80GB`."""
-    words = (
-        word for word in re.split(r"[^a-z0-9]+", name[:200].lower()) if word and word not in _NOISE
-    )
-    return "".join(re.sub(r"^(\d+)gi?$", r"\1gb", word) for word in words)
+    """The name without case, separators and words that say nothing; that it is for laptops, and
+    then its memory (`80G` is `80GB`), come last."""
+    text = _LAPTOP.sub(" laptop ", _AMOUNT.sub("gb ", name[:200].lower()))
+    words = [word for word in re.split(r"[^a-z0-9]+", text) if word not in _NOISE]
+    amounts = [word for word in words if re.fullmatch(r"\d+gb", word)]
+    last = ["laptop"] * ("laptop" in words) + amounts
+    return "".join([word for word in words if word not in last] + last)
 
 
 @cache
@@ -185,11 +174,32 @@ def all_gpus() -> tuple[GPU, ...]:
     return tuple(_gpu(key) for key in table("gpus") if key != "sources")
 
 
+@cache
+def _meant(name: str) -> tuple[str, tuple[str, ...]]:
+    """The plain name of the table that `name` is short for, and the rows it may mean: `4090s` are
+    RTX 4090, and memory tells apart the cards that share a name."""
+    names, text = _names(), plain(name)
+    for one in dict.fromkeys((text, text.removesuffix("s"))):
+        for full in (one, f"rtx{one}", f"gtx{one}"):
+            if full in names:
+                return full, names[full]
+            for cut in range(3, 6) if full.endswith("gb") else ():
+                rest, amount = full[:-cut], full[-cut:-2]
+                keys = tuple(key for key in names.get(rest, ()) if key and _label(key) == amount)
+                if keys:
+                    return rest, keys
+    return text, ()
+
+
+def _label(key: str) -> str:
+    return str(table("gpus")[key]["label"].split(" ")[0])
+
+
 def variants(name: str) -> tuple[GPU, ...]:
     """The GPUs that `name` may mean: none, one, or (`A100`) several."""
     if name in table("gpus") and name != "sources":
         return (_gpu(name),)  # an id: no need to read every name
-    return tuple(_gpu(key) for key in _names().get(plain(name), ()) if key)
+    return tuple(_gpu(key) for key in _meant(name)[1] if key)
 
 
 @cache
@@ -213,26 +223,27 @@ def common_gpu(name: str) -> GPU | None:
     """The most common of the GPUs that share `name` (`A100` is the 80 GB SXM board)."""
     if name in table("gpus") and name != "sources":
         return None
-    text = plain(name)
-    key = _common().get(text) or (_common().get(f"rtx{text}") if _NUMBER.fullmatch(text) else None)
-    return None if key is None else _gpu(key)
+    full, keys = _meant(name)
+    key = _common().get(full)
+    return _gpu(key) if key in keys else None
 
 
 def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
     """What keeps `name` from naming one GPU, or None."""
     if name in table("gpus") and name != "sources":
         return None
-    keys = _names().get(plain(name))
-    if keys is None and name.strip().isdecimal() and len(name.strip()) < 4:
+    text, keys = _meant(name)
+    if not keys and name.strip().isdecimal() and len(name.strip()) < 4:
         message = f"`{name.strip()}` is a number of GPUs, without their name"
         hint = f"write it like `{name.strip()}xh100`"
         return Problem(message=message, where=where, hint=hint)
-    if keys is None and any(one in plain(name) for one in LAPTOP):
+    if not keys and "laptop" in text:
         return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=BY_LAPTOP)
-    if keys is None:
+    if not keys:
+        like = f"rtx{text}" if text[:4].isdecimal() else text
         close = dict.fromkeys(
             key
-            for near in nearest(plain(name), _names(), 6, cutoff=ALIKE)
+            for near in nearest(like, _names(), 6, cutoff=ALIKE)
             for key in (_typed().get(near), *_names()[near])
             if key
         )
