@@ -313,7 +313,7 @@ class Builder:
                 self.expand(value)
         settings, slides = self.settings, shape.slides
         cells = self.window_cells if slides else self.cells
-        home = self.places.caches[layer]
+        home = self.places.caches[self.model.cache_of(layer)]
         k_cache = self._cache(settings.cache_k, shape.k * shape.kv, cells, home)
         v_cache = k_cache
         if not shape.v_in_k:

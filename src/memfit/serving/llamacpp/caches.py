@@ -74,8 +74,7 @@ def layer_cache(model: GgufModel, settings: Settings, layer: int) -> LayerCache:
         return LayerCache(state=4 * (conv + state) * settings.parallel)
     if not attends(model, layer) or not model.facts.get("attention.causal", True):
         return LayerCache()
-    shared = model.number("attention.shared_kv_layers")
-    if shared and layer >= model.layers - shared:
+    if model.cache_of(layer) != layer:
         return LayerCache()
     slides = model.slides(layer)
     cells = window_cells(model, settings) if slides else settings.cells

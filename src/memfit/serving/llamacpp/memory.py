@@ -128,6 +128,8 @@ def compute_buffers(
     is; so they are the same for most numbers of layers on the CPU."""
     alike = [signature(model, settings, places, layer) for layer in range(model.layers)]
     order = enough_layers(alike)
+    if model.number("embedding_length_per_layer_input") and len(set(places.layers)) > 1:
+        order = list(range(model.layers))  # a device copies the inputs of each of its layers
     key = (
         replace(settings, gpu_layers=0, cpu_moe=0, overrides=(), split=()),
         settings.gpu_layers > model.number("block_count"),
@@ -194,7 +196,7 @@ def signature(model: GgufModel, settings: Settings, places: Places, layer: int) 
     )
     shapes = model.shapes.get(layer, ())
     heads = (model.heads(layer), model.kv_heads(layer))
-    turned = (model.slides(layer), graphs.rotates(model, layer))
+    turned = (model.slides(layer), graphs.rotates(model, layer), model.cache_of(layer) != layer)
     return (*heads, *turned, places.layers[layer], places.caches[layer], shapes, homes, types)
 
 

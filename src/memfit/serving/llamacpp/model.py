@@ -127,6 +127,12 @@ class GgufModel:
     def slides(self, layer: int) -> bool:
         return self.sliding[layer] if 0 <= layer < len(self.sliding) else False
 
+    def cache_of(self, layer: int) -> int:
+        """The layer whose cache a layer reads: its own, or, where the last layers share, that of
+        the last of its kind before them (`reuse` in create_memory of llama-model.cpp)."""
+        first = self.layers - self.number("attention.shared_kv_layers")
+        return layer if layer < first else first - (2 if self.slides(layer) else 1)
+
     @property
     def parameters(self) -> int:
         return sum(tensor.count for tensor in self.tensors)

@@ -13,6 +13,9 @@ NEWEST = 11549
 OUTPUT_FIRST = 7470
 # Pull request 23764 (2026-05-28): with flash attention the mask is an input of 16 bits.
 HALF_MASK = 9390
+# Pull request 23398 (2026-06-07, build 9550 or so): Gemma 4 keeps the rows of all tokens to the
+# end, where drafts read them; before, the last layer kept those that give logits.
+LATE_OUTPUTS = 9550
 # Pull requests 18549 and 18550 (January 2026): graphs have room for embeddings beside tokens.
 BOTH_INPUTS = 7900
 MIXED_INPUTS = 11000  # and for batches that mix the two; found in b11549

@@ -216,18 +216,19 @@ def gemma3(sheet: Sheet) -> str:
 
 def gemma4(sheet: Sheet) -> str:
     """Windows and full attention have heads of their own; full layers use keys as values; experts
-    run beside the dense feed-forward."""
+    run beside the dense feed-forward. E2B and E4B have a table of embeddings for each layer, and
+    their last layers read the cache of others; files keep those layers' own keys and values."""
     size = sizes(sheet)
     types = sheet.words("layer_types") or ["full_attention"] * size.layers
     full_head = sheet.whole("global_head_dim", default=size.head)
     full_kv = sheet.whole("num_global_key_value_heads", default=size.kv_heads)
     slides = tuple(one == "sliding_attention" for one in types)
     per_layer = sheet.whole("hidden_size_per_layer_input", default=0)
-    if per_layer or sheet.whole("num_kv_shared_layers", default=0):
-        sheet.problems.append(
-            Problem(message="per-layer embeddings are not supported yet", where="model")
-        )
-        sheet.done()
+    shared = sheet.whole("num_kv_shared_layers", default=0)
+    wide = sheet.flag("use_double_wide_mlp")
+    inner = tuple(
+        size.inner * (1 + (wide and index >= size.layers - shared)) for index in range(size.layers)
+    )
     sheet.put(
         attention__sliding_window=sheet.whole("sliding_window"),
         attention__sliding_window_pattern=slides,
@@ -236,8 +237,8 @@ def gemma4(sheet: Sheet) -> str:
         attention__key_length_swa=size.head,
         attention__value_length_swa=size.head,
         attention__head_count_kv=tuple(size.kv_heads if one else full_kv for one in slides),
-        attention__shared_kv_layers=0,
-        embedding_length_per_layer_input=0,
+        attention__shared_kv_layers=shared,
+        embedding_length_per_layer_input=per_layer,
         final_logit_softcapping=30.0,
         rope__dimension_count=full_head,
         rope__dimension_count_swa=size.head,
@@ -253,10 +254,20 @@ def gemma4(sheet: Sheet) -> str:
     for index, window in enumerate(slides):
         sheet.layer(index)
         _gemma4_layer(sheet, size, size.head if window else full_head, window, full_kv)
+        gated(sheet, size.width, inner[index])
         if routed:
             _gemma4_experts(sheet, size)
+        if per_layer:
+            sheet.matrix("inp_gate", per_layer, size.width)
+            sheet.matrix("proj", size.width, per_layer)
+            sheet.norms(size.width, "post_norm")
+    sheet.top()
+    if per_layer:
+        rows = sheet.whole("vocab_size_per_layer_input", "vocab_size")
+        sheet.matrix("per_layer_token_embd", rows, per_layer * size.layers)
+        sheet.matrix("per_layer_model_proj", per_layer * size.layers, size.width)
+        sheet.norms(per_layer, "per_layer_proj_norm")
     if not all(slides):
-        sheet.top()
         sheet.plain("rope_freqs.weight", full_head // 2)
     return "gemma4"
 
@@ -271,7 +282,6 @@ def _gemma4_layer(sheet: Sheet, size: Sizes, head: int, window: bool, full_kv: i
     sheet.matrix("attn_output", width, size.heads * head)
     sheet.norms(head, "attn_q_norm", "attn_k_norm")
     sheet.vector("layer_output_scale", 1)
-    gated(sheet, width, size.inner)
 
 
 def _gemma4_experts(sheet: Sheet, size: Sizes) -> None:
