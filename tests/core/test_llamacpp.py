@@ -25,6 +25,7 @@ from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine
 from memfit.serving.llamacpp.quantize import BASES, quantized
 from memfit.serving.llamacpp.recipes import RECIPES
+from memfit.serving.llamacpp.rows import row_figures
 from memfit.serving.llamacpp.settings import Settings
 from memfit.serving.llamacpp.versions import build_number, ollama_build
 from memfit.units import GIB, MIB
@@ -108,6 +109,13 @@ def test_published_logs_are_met_to_the_hundredth_of_a_mib(log: str) -> None:
     assert list(mib(dict(held.model)).values()) == pytest.approx(model, abs=0.011)
     assert [one / MIB for one in kv if one] == pytest.approx(cache, abs=0.011)
     assert list(mib(dict(held.compute)).values()) == pytest.approx(compute, abs=0.011)
+
+
+def test_a_log_without_weights_is_compared_by_its_gpu() -> None:
+    printed = {"CUDA0_KV_mib": 10.0, "CUDA0_compute_mib": 20.0, "CUDA_Host_compute_mib": 5.0}
+    assert row_figures({"buffers_mib": printed})["compute_gib"] == 20 / 1024
+    tower = {"CUDA0_model_mib": 40.0, "CUDA1_compute_mib": 30.0}  # of an encoder on another GPU
+    assert row_figures({"buffers_mib": printed | tower})["compute_gib"] == 20 / 1024
 
 
 def test_layers_with_embeddings_of_their_own_and_layers_that_share_a_cache() -> None:

@@ -124,13 +124,14 @@ def row_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     """The printed buffers, summed over the GPUs, under the names of the answer."""
     printed = figures.get("buffers_mib") or {}
     found: dict[str, float] = {}
+    weighted = {
+        match[1] for key in printed if (match := re.match(r"(.+?)_(?:Mapped_)?model_mib$", key))
+    }
     for key, value in printed.items():
         size = value[0] if isinstance(value, list) and "compute" in key else value
         size = sum(size) if isinstance(size, list) else float(size)
         device, _, what = key.removesuffix("_mib").rpartition("_")
-        weightless = f"{device}_model_mib" not in printed and f"{device}_Mapped_model_mib" not in (
-            printed
-        )
+        weightless = weighted and device not in weighted
         if what == "compute" and re.search(r"\d$", device) and weightless:
             continue  # of a vision tower: its device has no weights of the model
         name = {"model": "model", "KV": "kv", "RS": "rs", "compute": "compute"}.get(what)
@@ -147,7 +148,7 @@ def in_gib(sizes: Mapping[str, float]) -> dict[str, float]:
     """The figures that the accuracy table compares: of the GPUs where there are any, else of the
     host; the cache wherever it lies."""
     found = dict(sizes)
-    host = "" if found.get("model_mib") else "host_"
+    host = "host_" if found.get("host_model_mib") and not found.get("model_mib") else ""
     for name, key in (("weights_gib", "model_mib"), ("compute_gib", "compute_mib")):
         if found.get(host + key):
             found[name] = found[host + key] / 1024
