@@ -39,6 +39,8 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 # What formulas refuse is traced, which takes seconds: for these jobs alone, all with MEMFIT_WHOLE.
 TRACED = tuple(JOBS) if os.environ.get("MEMFIT_WHOLE") else ("lora", "inference")
+# Of scores of 2^20 x 2^20 nothing fits, and looking for what would takes a minute.
+LARGEST = {"longest": 2**14}
 TEXTS = {
     "optimizer": tuple(OPTIMIZERS),
     "targets": ("all-linear", "q_proj,v_proj", ""),
@@ -72,7 +74,7 @@ def values(one: Field[Any]) -> Iterator[Any]:
         yield from (
             one.metadata["low"],
             3 if one.type == "int" else 1.5,
-            min(one.metadata["high"], 2**20),
+            min(one.metadata["high"], LARGEST.get(one.name, 2**20)),
         )
     else:
         yield from TEXTS[one.name]
