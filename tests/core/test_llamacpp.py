@@ -18,6 +18,7 @@ from memfit.cli import main
 from memfit.errors import InputError, SourceError
 from memfit.model import catalog
 from memfit.serving.llamacpp.convert import CONVERTERS, converted
+from memfit.serving.llamacpp.drafts import Draft
 from memfit.serving.llamacpp.engine import read_command
 from memfit.serving.llamacpp.loading import from_file, tag
 from memfit.serving.llamacpp.memory import Buffers, buffers
@@ -109,6 +110,52 @@ def test_published_logs_are_met_to_the_hundredth_of_a_mib(log: str) -> None:
     assert list(mib(dict(held.model)).values()) == pytest.approx(model, abs=0.011)
     assert [one / MIB for one in kv if one] == pytest.approx(cache, abs=0.011)
     assert list(mib(dict(held.compute)).values()) == pytest.approx(compute, abs=0.011)
+
+
+def test_a_draft_model_has_contexts_of_its_own() -> None:
+    """A published log of a draft (b5130 or so): 6.00 MiB of cache, 298.50 and 2.76 of graph. Older
+    builds have such a context for each slot, newer ones have one."""
+    target, draft = (named(f"Qwen/Qwen2.5-{size}B", "Q8_0") for size in (14, 0.5))
+    settings = Settings(context=512, batch=512, build=5130, draft=Draft(model=draft))
+    weights = {"CUDA0": draft.bytes, "CPU": draft.by_name["token_embd.weight"].bytes}
+    held = buffers(target, settings, machine())
+    output = 4 * draft.vocabulary
+    alone = buffers(draft, settings.draft.settings(settings), machine())  # type: ignore[union-attr]
+    assert held.draft["CUDA0"] - alone.model["CUDA0"] == pytest.approx((6 + 298.5) * MIB, abs=9000)
+    assert held.draft["CPU"] - weights["CPU"] - output == pytest.approx(2.76 * MIB, abs=9000)
+    two = buffers(target, replace(settings, context=1024, parallel=2), machine()).draft
+    assert two["CUDA0"] - alone.model["CUDA0"] == 2 * (held.draft["CUDA0"] - alone.model["CUDA0"])
+    new = buffers(target, replace(settings, context=1024, parallel=2, build=11549), machine())
+    assert new.draft["CUDA0"] < two["CUDA0"]
+    checked = replace(settings, parallel=4, drafted=16, build=11549)
+    assert (checked.outputs, replace(checked, drafted=0).outputs) == (4 * 17, 4)
+
+
+def test_a_draft_model_leaves_less_context() -> None:
+    words = ("qwen2.5-32b:Q4_K_M", "--engine", "llamacpp", "--gpu", "rtx-4090", "--json")
+    contexts = []
+    for more in ((), ("-hfd", "Qwen/Qwen2.5-0.5B:Q8_0", "--spec-type", "draft-simple")):
+        code, text = run(*words, *more)
+        assert code == 0
+        contexts.append(json.loads(text)["figures"]["context"])
+    assert 4096 <= contexts[1] < contexts[0]
+    assert any(one["name"] == "draft model" for one in json.loads(text)["pools"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("qwen2.5-7b", "-md", "Qwen/Qwen2.5-0.5B", "-devd", "CUDA3"), "must be one of CUDA0"),
+        (("Qwen/Qwen3-Next-80B-A3B-Instruct", "-md", "qwen3-0.6b"), "recurrent states"),
+        (("qwen2.5-7b", "-md", "nowhere.gguf"), "nowhere.gguf"),
+        (("qwen2.5-7b", "--spec-type", "draft-mtp"), "not supported yet: draft-mtp"),
+    ],
+)
+def test_drafts_that_are_not_counted_are_refused(words: tuple[str, ...], message: str) -> None:
+    code, text = run(*words, "--engine", "llamacpp", "--gpu", "rtx-4090", "--offline")
+    assert code == 2
+    assert message in " ".join(text.split())
+    assert "Traceback" not in text
 
 
 def test_a_log_without_weights_is_compared_by_its_gpu() -> None:

@@ -240,7 +240,7 @@ def test_a_real_command_line_is_read(engine: str, line: str) -> None:
         ("sglang", "--enable-lora"),
         ("sglang", "--mm-enable-dp-encoder"),
         ("sglang", "--speculative-token-map hot.pt"),
-        ("llama.cpp", "-md draft.gguf -ngld 99 --draft-max 16"),
+        ("llama.cpp", "-otd exps=CPU"),
         ("llama.cpp", "--spec-type draft-mtp --spec-draft-n-max 3"),
         ("llama.cpp", "--lora adapter.gguf"),
     ],

@@ -122,7 +122,7 @@ def question(
     if subject is None:
         return None
     name = draft_name(values)
-    draft = draft_named(name, draft_option(values), offline, problems) if name else None
+    draft = draft_named(engine, name, draft_option(values), offline, problems) if name else None
     return Question(
         subject=subject,
         draft=draft,
@@ -146,10 +146,12 @@ def subject_for(engine: ServingEngine, model: Any, offline: bool) -> Subject:
     return own or subject_of(model, offline)
 
 
-def draft_named(name: str, option: str, offline: bool, problems: list[Problem]) -> Subject | None:
+def draft_named(
+    engine: ServingEngine, name: str, option: str, offline: bool, problems: list[Problem]
+) -> Subject | None:
     """The separate draft model that this option names; why there is none joins `problems`."""
     try:
-        return subject_of(name, offline)
+        return subject_for(engine, name, offline)
     except InputError as bad:
         problems += [replace(one, where=option) for one in bad.problems]
         return None

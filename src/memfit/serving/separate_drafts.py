@@ -53,13 +53,13 @@ def draft_name(options: Mapping[str, Any]) -> str:
     """The separate draft that an engine's options name; else nothing."""
     given = options.get("speculative_config")
     inner = given.get("model") if isinstance(given, Mapping) else None
-    name = inner or options.get("speculative_draft_model_path") or ""
+    name = inner or options.get("speculative_draft_model_path") or options.get("draft") or ""
     return name if isinstance(name, str) else ""
 
 
 def draft_option(options: Mapping[str, Any]) -> str:
     """The option that names the separate draft."""
-    named = "speculative_config", "speculative_draft_model_path"
+    named = "speculative_config", "speculative_draft_model_path", "draft"
     return next(one for one in named if options.get(one))
 
 

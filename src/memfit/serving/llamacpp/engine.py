@@ -194,6 +194,7 @@ def pools(run: Run, held: Buffers) -> tuple[Pool, ...]:
             ("KV cache, windows", held.kv_window, "src/llama-kv-cache-iswa.cpp"),
             ("recurrent state", held.state, "src/llama-memory-recurrent.cpp"),
             ("compute", held.compute, "ggml/src/ggml-alloc.c, src/llama-graph.cpp"),
+            ("draft model", held.draft, "common/speculative.cpp"),
         ):
             if part.get(name):
                 made.append(Pool(name=title, bytes=part[name], where=where, cite=f"{cite}, {CITE}"))

@@ -26,13 +26,14 @@ class Buffers:
     kv_window: Mapping[str, int] = field(default_factory=dict)
     state: Mapping[str, int] = field(default_factory=dict)
     compute: Mapping[str, int] = field(default_factory=dict)
+    draft: Mapping[str, int] = field(default_factory=dict)  # all that a draft model needs
     output: int = 0
     layers: tuple[str, ...] = ()
     pipeline: bool = False
     splits: int = 0
 
     def on(self, device: str) -> int:
-        parts = (self.model, self.kv, self.kv_window, self.state, self.compute)
+        parts = (self.model, self.kv, self.kv_window, self.state, self.compute, self.draft)
         total = sum(part.get(device, 0) for part in parts)
         return total + (self.output if device == HOST else 0)
 
@@ -83,7 +84,31 @@ def with_compute(one: Storage) -> Buffers:
     compute, splits = compute_buffers(
         one.model, one.settings, one.machine, one.places, pipeline=pipeline
     )
-    return replace(one.buffers, compute=compute, pipeline=pipeline, splits=splits)
+    held = replace(one.buffers, compute=compute, pipeline=pipeline, splits=splits)
+    return held if one.settings.draft is None else replace(held, draft=drafting(one, held))
+
+
+def drafting(one: Storage, held: Buffers) -> dict[str, int]:
+    """All buffers of the draft model, which is loaded into what the model leaves."""
+    draft, machine = one.settings.draft, one.machine
+    assert draft is not None
+    left = {
+        name: max(1, free - held.on(name))
+        for name, free in zip(machine.devices, machine.free, strict=True)
+    }
+    if draft.device >= 0:
+        name = machine.devices[draft.device]
+        left = {name: left[name]}
+    own = replace(machine, free=tuple(left.values()))
+    found = buffers(draft.model, draft.settings(one.settings), own)
+    times = draft.contexts(one.settings)
+
+    def total(name: str) -> int:
+        weights = found.model.get(name, 0)
+        return weights + times * (found.on(name) - weights)
+
+    names = dict(zip((*left, HOST), (*own.devices, HOST), strict=True))
+    return {name: total(its) for name, its in names.items()}
 
 
 def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
@@ -131,7 +156,7 @@ def compute_buffers(
     if model.number("embedding_length_per_layer_input") and len(set(places.layers)) > 1:
         order = list(range(model.layers))  # a device copies the inputs of each of its layers
     key = (
-        replace(settings, gpu_layers=0, cpu_moe=0, overrides=(), split=()),
+        replace(settings, gpu_layers=0, cpu_moe=0, overrides=(), split=(), draft=None),
         settings.gpu_layers > model.number("block_count"),
         tuple(alike[layer] for layer in order),
         tuple(places.tensors[one.name] for one in model.of_layer(-1)),

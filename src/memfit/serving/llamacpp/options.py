@@ -7,6 +7,7 @@ from memfit.serving.base import Option, plain_options
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 _SWITCH = ("on", "off", "auto")
 
+_FROM_HUB = ("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf")
 OPTIONS: tuple[Option, ...] = (
     Option(
         name="quant",
@@ -168,6 +169,54 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(name="mmproj", flags=("-mm", "--mmproj"), help="GGUF file of a vision tower"),
     Option(
+        name="draft",
+        flags=("-md", "--model-draft", "--spec-draft-model", *_FROM_HUB),
+        help="a draft model: a GGUF file or NAME:QUANT",
+    ),
+    Option(
+        name="draft_layers",
+        flags=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"),
+        help="the draft's layers on GPUs",
+        default="all",
+    ),
+    Option(
+        name="draft_context",
+        flags=("-cd", "--ctx-size-draft"),
+        help="tokens of a draft's context; newer builds have the model's",
+        kind="size",
+        low=0,
+        default="a slot's",
+    ),
+    Option(
+        name="draft_cache_k",
+        flags=("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"),
+        help="type of the draft's cached keys",
+        choices=CACHE_TYPES,
+        default="f16",
+    ),
+    Option(
+        name="draft_cache_v",
+        flags=("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"),
+        help="type of the draft's cached values",
+        choices=CACHE_TYPES,
+        default="f16",
+    ),
+    Option(
+        name="draft_device",
+        flags=("-devd", "--device-draft", "--spec-draft-device"),
+        help="the draft's GPU, like CUDA1",
+        default="as the model",
+    ),
+    Option(
+        name="drafted",
+        flags=("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"),
+        help="most tokens of a draft",
+        kind="int",
+        low=0,
+        default="3",
+    ),
+    Option(name="spec_type", flags=("--spec-type",), help="how drafts are made: draft-simple"),
+    Option(
         name="longest_context",
         flags=("--longest-context",),
         help="also report the longest context that fits",
@@ -205,15 +254,12 @@ _VALUED = """
 --cache-reuse -rea --reasoning --reasoning-effort --reasoning-budget-message -sps
 --slot-prompt-similarity --sleep-idle-seconds --log-prompts-dir -lm
 """
-# Of a draft, which is refused itself.
+# Of a draft, without effect on its memory.
 _OF_A_DRAFT = """
---draft --draft-n --draft-max --draft-min --draft-n-min --draft-p-min --draft-p-split
---spec-draft-n-max --spec-draft-n-min --spec-draft-p-min --spec-draft-p-split -ngld
---gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl -devd --device-draft
---spec-draft-device -cd --ctx-size-draft -ctkd --cache-type-k-draft --spec-draft-type-k -ctvd
---cache-type-v-draft --spec-draft-type-v -td --threads-draft --spec-draft-threads -tbd
---threads-batch-draft --spec-draft-threads-batch -otd --override-tensor-draft -ncmoed
---n-cpu-moe-draft --spec-draft-sampling
+--draft-min --draft-n-min --draft-p-min --draft-p-split
+--spec-draft-n-min --spec-draft-p-min --spec-draft-p-split
+-td --threads-draft --spec-draft-threads -tbd
+--threads-batch-draft --spec-draft-threads-batch --spec-draft-sampling
 """
 _PLAIN = """
 --jinja --no-jinja --metrics --slots --no-slots --props --verbose -v --mlock --no-webui --webui
@@ -226,19 +272,20 @@ _PLAIN = """
 --reuse-port --cors-credentials --no-cors-credentials --ui-mcp-proxy --webui-mcp-proxy
 --no-ui-mcp-proxy --no-webui-mcp-proxy -ag --agent -no-ag --no-agent --reasoning-preserve
 --no-reasoning-preserve --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant
---no-prefill-assistant --mmproj-auto --mmproj-offload --mmap -cmoed --cpu-moe-draft
+--no-prefill-assistant --mmproj-auto --mmproj-offload --mmap
 """
 # They change the memory, and are not counted: a model beside the model, states of guessed tokens,
 # adapters, weights of other machines, sizes by other rules.
 _REFUSED_VALUED = """
--md --model-draft --spec-draft-model -hfd -hfrd --hf-repo-draft --spec-draft-hf --spec-type
+-otd --override-tensor-draft -ncmoed --n-cpu-moe-draft
 --lora --lora-scaled --control-vector --control-vector-scaled --rpc --moe-cache-mib -ncffn
 --n-cpu-ffn -fitc --fit-ctx --override-kv -mu --model-url -dr --docker-repo
 --kv-unified-per-slot -mmu --mmproj-url -mmdev --mmproj-device --mtmd-batch-max-tokens
 --models-dir --models-preset -lzm --lazy-mode --pooling
 """
 _REFUSED_PLAIN = """
---spec-default -bs --backend-sampling --no-mmproj-offload --fim-qwen-7b-spec --fim-qwen-14b-spec
+-cmoed --cpu-moe-draft --spec-default -bs --backend-sampling --no-mmproj-offload
+--fim-qwen-7b-spec --fim-qwen-14b-spec
 """
 SILENT = plain_options(values=(_VALUED + _OF_A_DRAFT).split(), flags=_PLAIN.split())
 REFUSED = plain_options(refused=_REFUSED_VALUED.split(), refused_flags=_REFUSED_PLAIN.split())

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+from typing import TYPE_CHECKING
+
 from memfit.lazy_dataclass import dataclass
 from memfit.units import round_up
+
+if TYPE_CHECKING:
+    from memfit.serving.llamacpp.drafts import Draft
 
 # n_outputs_max came with pull request 23861 (merged 2026-05-30, build 9431 or so): the server
 # reserves one row of logits a sequence, older builds one a token of a micro-batch.
@@ -52,6 +58,8 @@ class Settings:
     embedding: bool = False
     all_outputs: bool = False  # a row of logits for every token (perplexity and the like)
     keeps_embeddings: bool = False  # embeddings are handed out beside the logits
+    draft: Draft | None = field(default=None, compare=False, hash=False)  # -md
+    drafted: int = 0  # tokens of a draft that the model checks at once (--draft-max)
     build: int = NEWEST
 
     @property
@@ -82,5 +90,5 @@ class Settings:
     def outputs(self) -> int:
         """Rows of logits that the graph reserves."""
         if self.build >= FEW_OUTPUTS and not self.all_outputs and not self.embedding:
-            return min(self.parallel, self.tokens)
+            return min(self.parallel * (1 + self.drafted), self.tokens)
         return self.tokens

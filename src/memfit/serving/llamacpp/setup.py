@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from memfit.hardware import context
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.gguf import read_file
 from memfit.serving.base import Device, Question, Subject
+from memfit.serving.llamacpp.caches import recurrent
+from memfit.serving.llamacpp.drafts import ONE_CONTEXT, Draft
 from memfit.serving.llamacpp.loading import from_config, from_file
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.options import OPTIONS
@@ -32,6 +35,14 @@ REPEATED = (
     "no_mmap",
     "swa_full",
     "embedding",
+    "draft",
+    "draft_layers",
+    "draft_context",
+    "draft_cache_k",
+    "draft_cache_v",
+    "draft_device",
+    "drafted",
+    "spec_type",
 )
 
 
@@ -96,6 +107,12 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
     backend, devices = chosen(devices, options, problems)
     machine = machine_of(devices, backend, problems)
     settings = settings_of(model, options, build, problems)
+    kind = str(options.get("spec_type", ""))
+    if kind not in ("", "none", DRAFTS):
+        message = f"`--spec-type` is not supported yet: {kind[:40]}"
+        problems.append(Problem(message=message, where="--spec-type"))
+    if question.draft is not None:
+        settings = with_draft(question.draft, settings, model, machine, options, problems)
     raise_errors(problems)
     remarks = list(noted(model, settings, options))
     return Run(
@@ -118,13 +135,49 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
     )
 
 
+def with_draft(
+    subject: Subject,
+    settings: Settings,
+    model: GgufModel,
+    machine: Machine,
+    options: Mapping[str, Any],
+    problems: list[Problem],
+) -> Settings:
+    """The settings with a draft model beside the model (`-md`)."""
+    if any(recurrent(model, layer) for layer in range(model.layers)):
+        message = "a draft beside a model with recurrent states is not supported yet"
+        problems.append(Problem(message=message, where="-md"))
+    device = str(options.get("draft_device", ""))
+    if device and device not in machine.devices:
+        message = f"`-devd {device[:40]}` must be one of {', '.join(machine.devices) or 'no GPU'}"
+        problems.append(Problem(message=message, where="-devd"))
+    draft = Draft(
+        model=loaded(subject, "")[0],
+        gpu_layers=_layers(options.get("draft_layers"), problems),
+        cache_k=str(options.get("draft_cache_k", "f16")),
+        cache_v=str(options.get("draft_cache_v", "f16")),
+        context=int(options.get("draft_context", 0)),
+        device=machine.devices.index(device) if device in machine.devices else -1,
+    )
+    slots = {} if "parallel" in options or settings.build >= ONE_CONTEXT else SINGLE
+    drafted = int(options.get("drafted", 3)) if options.get("spec_type") == DRAFTS else 0
+    return replace(settings, draft=draft, drafted=drafted, **slots)
+
+
+DRAFTS = "draft-simple"
+# One slot unless asked for more, while each has a draft context (pull request 17017).
+SINGLE: Mapping[str, Any] = {"parallel": 1, "unified": False}
+
+
 def placement_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The words of the options that say where everything lies."""
     found: list[str] = []
     for option in OPTIONS:
         value = options.get(option.name)
         if option.name in REPEATED and value:
-            found += [option.flags[0]] if option.kind == "flag" else [option.flags[0], str(value)]
+            hub = option.name == "draft" and not str(value).endswith(".gguf")
+            flag = "-hfd" if hub else option.flags[0]
+            found += [flag] if option.kind == "flag" else [flag, str(value)]
     return tuple(found)
 
 
