@@ -25,7 +25,9 @@ for _ in range(3):
 """
 STREAMS = """
 from datasets import load_dataset
+import json
 from huggingface_hub import HfApi, get_full_repo_name, notebook_login, whoami
+from huggingface_hub import hf_hub_download, snapshot_download
 from google.colab import userdata
 import IPython.display
 
@@ -33,6 +35,10 @@ notebook_login()
 assert whoami()["name"] == HfApi().whoami()["name"]
 assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKEN")
 
+file = hf_hub_download("someone/files", "train/a.json", repo_type="dataset")
+assert len(json.load(open(file))) == 200 and file.endswith("train/a.json")
+assert not hf_hub_download("someone/files", "a.bin").endswith("train/a.json")
+assert snapshot_download("someone/files") == "someone/files"
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):
     assert row["review_title"]
 parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)
@@ -49,6 +55,9 @@ assert set(next(iter(joined))) == {"n"}
 assert next(iter(data.rename_column("thing", "words")))["words"]
 kept = data.filter(lambda row: len(row["answer"]) > 0).remove_columns("answer")
 assert set(next(iter(kept))) == {"text", "label"}
+fetched = load_dataset("someone/fetched", split="train").with_transform(
+    lambda rows: {"n": [len(one.split()) for one in rows["caption"]]})
+assert fetched[0]["n"] == 32 and fetched[:3]["n"] == [32] * 3
 mine = load_dataset("json", data_files={"train": "data/mine.jsonl", "test": "t.jsonl"})
 assert len(mine["train"][0]["question"].split()) == 32 and len(mine["test"]) == 200
 assert load_dataset("csv", data_files="mine.csv", split="train")[0]["review"]

@@ -262,6 +262,20 @@ def methods(columns: Columns, module: ModuleType) -> list[Patch]:
         columns.rate = int(feature.sampling_rate or columns.rate)
         return self
 
+    transformed = kind.set_transform
+    Row = kinds(columns, module.Features)[1]
+
+    def set_transform(self: Any, transform: Any, *args: Any, **given: Any) -> None:
+        """A function that is handed the rows as they are fetched."""
+
+        def over(batch: dict[str, Any]) -> Any:
+            rows = Row(batch)
+            rows.count = len(next(iter(batch.values()), ()))
+            return transform(rows)
+
+        asks = transform is not None and marked(self)
+        transformed(self, over if asks else transform, *args, **given)
+
     wrapped = [
         (kind, one, asking(getattr(kind, one), columns))
         for one in ("rename_column", "rename_columns", "select_columns", "class_encode_column")
@@ -271,6 +285,7 @@ def methods(columns: Columns, module: ModuleType) -> list[Patch]:
         *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
         (kind, "remove_columns", removing(kind.remove_columns)),
         (kind, "cast_column", cast_column),
+        (kind, "set_transform", set_transform),
     ]
 
 
