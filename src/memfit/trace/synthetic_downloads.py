@@ -8,6 +8,9 @@ import importlib
 import io
 import random
 import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,6 +80,50 @@ def packages(recorder: Watcher, module: ModuleType) -> list[Patch]:
     return [(module, "find", find)]
 
 
+def hub(note: Callable[[str], None]) -> dict[str, Change]:
+    """For scripts that fetch a repository's files themselves."""
+
+    def file(module: ModuleType) -> list[Patch]:
+        """What reads tables, weights or data sets has stand-ins where there is no file."""
+        true = module.hf_hub_download
+
+        @functools.wraps(true)
+        def hf_hub_download(repo_id: str, filename: str, *args: Any, **given: Any) -> Any:
+            try:
+                return true(repo_id, filename, *args, **given)
+            except Exception as bad:
+                if failures.missing_file(bad) is None or not asked_columns.by_user():
+                    raise
+                path = Path(tempfile.mkdtemp(), filename)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.suffix in (*TEXTS, *JSON):
+                    note(filename)
+                    path.write_bytes(content(filename))
+                return str(path)
+
+        return [(module, "hf_hub_download", hf_hub_download)]
+
+    def whole(module: ModuleType) -> list[Patch]:
+        true = module.snapshot_download
+
+        @functools.wraps(true)
+        def snapshot_download(repo_id: str, *args: Any, **given: Any) -> Any:
+            """The name, by which other stand-ins know it."""
+            try:
+                return true(repo_id, *args, **given)
+            except Exception as bad:
+                if failures.missing_file(bad) is None or not asked_columns.by_user():
+                    raise
+                return repo_id
+
+        return [(module, "snapshot_download", snapshot_download)]
+
+    return {
+        "huggingface_hub.file_download": file,
+        "huggingface_hub._snapshot_download": whole,
+    }
+
+
 def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Change]:
     def note(url: str) -> None:
         name = urlsplit(url).path.rpartition("/")[2]
@@ -124,6 +171,7 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
         return [(module, "urlopen", urlopen)]
 
     return {
+        **hub(note),
         "json": lambda module: records.changes(module, columns),
         "requests.sessions": requests,
         "urllib.request": urllib,
