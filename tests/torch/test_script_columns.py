@@ -8,7 +8,7 @@ import pytest
 
 from memfit.api.verbs import trace
 from memfit.trace import trainer_columns
-from memfit.trace.asked_columns import MARK, Columns
+from memfit.trace.asked_columns import MARK, Columns, kind_of
 from memfit.trace.cuda import Device
 from memfit.trace.embedding_columns import completed, read_by
 from memfit.trace.refuse import Watcher
@@ -163,3 +163,20 @@ def test_rows_beyond_a_stand_ins_end() -> None:
     assert len(select(data, range(100, 200))) == 10
     assert len(select(data, range(8, 100))) == 2
     assert len(select(data, range(8, 10))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("patient_history", "text"),
+        ("article_body", "text"),
+        ("doc_id", "sentence"),
+        ("title", "sentence"),
+        ("tweet", "sentence"),
+        ("ner_tags", "tags 9"),
+    ],
+)
+def test_columns_that_nobody_knows_are_as_long_as_asked(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+    found = Source(500, 8, print).value(kind, 0)
+    assert len(str(found).split()) > 400 or kind != "text"

@@ -28,19 +28,19 @@ LONG = ("text", "messages", "conversations", "image", "audio", "tokens", "transl
 RECORDINGS = 64  # rows of a data set with audio, which is large
 
 
-def kind_of(name: str) -> str:
-    """`labels` are classes, `image` is a picture; most others are texts."""
+def kind_of(name: str, other: str = "text") -> str:
+    """`labels` are classes, `image` is a picture, a `title` is short; others are long texts."""
     for pattern, kind in table()["columns"].items():
         if re.fullmatch(pattern, name.lower()):
             return str(kind)
-    return "sentence"
+    return other
 
 
 def kind_said(name: str) -> str:
     """The kind that the script itself speaks of, else the one that the name suggests."""
-    kind = kind_of(name)
+    kind = kind_of(name, "")
     values = () if kind in LONG else script_literals.values_of(name)
-    return f"choice {json.dumps(values)}" if values else kind
+    return f"choice {json.dumps(values)}" if values else kind or kind_of(name)
 
 
 def is_audio(name: str) -> bool:
