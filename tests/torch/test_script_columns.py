@@ -55,6 +55,13 @@ assert set(next(iter(joined))) == {"n"}
 assert next(iter(data.rename_column("thing", "words")))["words"]
 kept = data.filter(lambda row: len(row["answer"]) > 0).remove_columns("answer")
 assert set(next(iter(kept))) == {"text", "label"}
+
+def told(row):
+    assert "input_ids" not in row and "image" not in row.keys()
+    assert all(one in row.keys() for one in ("real", "generated")) and "history" in row
+    return {"both": row["real"] + row["generated"]}
+
+assert len(load_dataset("someone/pairs", split="train").map(told)[0]["both"].split()) == 63
 fetched = load_dataset("someone/fetched", split="train").with_transform(
     lambda rows: {"n": [len(one.split()) for one in rows["caption"]]})
 assert fetched[0]["n"] == 32 and fetched[:3]["n"] == [32] * 3

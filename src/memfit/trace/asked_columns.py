@@ -25,6 +25,8 @@ ALONE = 10_000  # rows that one process maps fast enough
 RATE = 16_000  # samples of a second
 # Kinds whose values are long, and of which a script names none.
 LONG = ("text", "messages", "conversations", "image", "audio", "tokens", "translation", "answers")
+# What a script looks for where another part of it may have put it, and what few rows have.
+MADE = {"input_ids", "attention_mask", "labels", "tools"}
 RECORDINGS = 64  # rows of a data set with audio, which is large
 
 
@@ -303,7 +305,20 @@ def rows(columns: Columns, module: ModuleType) -> list[Patch]:
             known[key] = columns.values(key, self.pa_table.num_rows if batch else None)
         return known[key]
 
-    return [(module.LazyDict, "__getitem__", __getitem__)]
+    there = module.LazyDict.__contains__
+
+    def __contains__(self: Any, key: Any) -> bool:
+        """Scripts look whether a row has the form that they are for; in `keys()`, too."""
+        if there(self, key) or not columns.mapping or not isinstance(key, str):
+            return bool(there(self, key))
+        through = "_collections_abc" in sys._getframe(1).f_code.co_filename
+        added = key in MADE or columns.kind(key) in ("image", "audio")
+        return not added and by_user(3 if through else 2)
+
+    return [
+        (module.LazyDict, "__getitem__", __getitem__),
+        (module.LazyDict, "__contains__", __contains__),
+    ]
 
 
 def splits(module: ModuleType) -> list[Patch]:
