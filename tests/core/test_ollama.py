@@ -108,6 +108,27 @@ def test_the_default_context_depends_on_version_and_memory() -> None:
     assert default_context((), (0, 13, 5)) == 4096
 
 
+@pytest.mark.parametrize(
+    ("tag", "words", "context"),
+    [
+        ("llama2:7b", (), 4096),
+        ("qwen3:8b", (), 32768),
+        ("qwen3:8b", ("--num-ctx", "49152"), 40960),
+        ("llama2:7b", ("--num-ctx", "8192", "--engine-version", "0.3.0"), 8192),
+    ],
+)
+def test_a_context_is_never_longer_than_the_model_was_trained_for(
+    tag: str, words: tuple[str, ...], context: int
+) -> None:
+    """As a published log says: requested 49152, trained for 40960, `n_ctx = 40960`."""
+    code, text = run(tag, "--engine", "ollama", "--gpu", "rtx-4090", "--json", *words)
+    assert code == 0
+    answer = json.loads(text)
+    assert answer["figures"]["context"] == context
+    assert f"OLLAMA_CONTEXT_LENGTH={context}" in answer["command"]
+    assert ("Ollama reduces 49,152 tokens" in text) == ("49152" in words)
+
+
 def test_published_logs_are_answered() -> None:
     rows = [row for row in rows_of(lines(ROWS)) if row.engine in ("llama.cpp", "ollama")]
     found = summed([judge(row) for row in rows])

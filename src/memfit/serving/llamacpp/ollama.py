@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from memfit.errors import Problem
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Device, Option, Question, Subject
@@ -20,13 +21,16 @@ from memfit.serving.llamacpp.fit import fits
 from memfit.serving.llamacpp.memory import buffers
 from memfit.serving.llamacpp.named import subject as named_subject
 from memfit.serving.llamacpp.options import CACHE_TYPES
-from memfit.serving.llamacpp.setup import Run, set_up
+from memfit.serving.llamacpp.setup import Run, loaded, set_up
 from memfit.serving.llamacpp.tags import resolve
 from memfit.serving.llamacpp.versions import LLAMA_SERVER, ollama_build, ollama_version
 from memfit.serving.result import ServingAnswer
 from memfit.units import GIB
 
 BY_VRAM = (0, 15, 5)  # defaults by the GPUs' memory since this version
+# Since 0.7 or so a context is never longer than the model's (NewLlamaServer of llm/server.go);
+# versions of 2024 warned and went on.
+REDUCES = (0, 7, 0)
 _VARIABLES = {
     "OLLAMA_NUM_PARALLEL": "parallel",
     "OLLAMA_KV_CACHE_TYPE": "kv_cache_type",
@@ -164,7 +168,9 @@ class Ollama:
             name: given[name] for name in ("quant", "backend") if name in given
         }
         parallel = int(given.get("parallel", 1))
-        context = int(given.get("num_ctx") or default_context(question.devices, version))
+        wanted = int(given.get("num_ctx") or default_context(question.devices, version))
+        trained = loaded(question.subject, str(given.get("quant", "")))[0].number("context_length")
+        context = min(wanted, trained or wanted) if version >= REDUCES else wanted
         batch = int(given.get("num_batch", 512))
         new = version >= LLAMA_SERVER
         inner |= {
@@ -188,7 +194,11 @@ class Ollama:
         run = replace(run, settings=settings, asked=frozenset(known))
         shown = question.version or f"with llama.cpp {run.version}"
         answer = answered(on_one_gpu(replace(run, version=shown)))
-        return replace(answer, command=command(question.subject.name, context, inner))
+        problems = answer.problems
+        if "num_ctx" in given and context < wanted:
+            problems = (*problems, reduced(wanted, context))
+        shown = command(question.subject.name, context, inner)
+        return replace(answer, command=shown, problems=problems)
 
 
 def on_one_gpu(run: Run) -> Run:
@@ -210,8 +220,19 @@ def command(name: str, context: int, options: Mapping[str, Any]) -> str:
     return " ".join([*words, "ollama run", name])
 
 
+def reduced(wanted: int, context: int) -> Problem:
+    return Problem(
+        level="warning",
+        message=(
+            f"Ollama reduces {wanted:,} tokens of context to the {context:,} that the model was "
+            "trained for"
+        ),
+        where="--num-ctx",
+    )
+
+
 def default_context(devices: tuple[Device, ...], version: tuple[int, int, int]) -> int:
-    """Tokens where nobody says a number."""
+    """Tokens where nobody says a number, for models that were trained for as many."""
     if version < (0, 6, 4):
         return 2048
     total = sum(device.total for device in devices)
