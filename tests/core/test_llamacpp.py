@@ -112,6 +112,21 @@ def test_published_logs_are_met_to_the_hundredth_of_a_mib(log: str) -> None:
     assert list(mib(dict(held.compute)).values()) == pytest.approx(compute, abs=0.011)
 
 
+def test_old_builds_overwrote_the_gate_with_the_product() -> None:
+    """Two published logs of Qwen2.5 32B with a cache of 8 bits: b4906 on one GPU, b4462 on two."""
+    model = named("Qwen/Qwen2.5-32B", "Q8_0")
+    settings = Settings(context=32768, cache_k="q8_0", cache_v="q8_0", build=4906)
+    held = buffers(model, settings, machine("rocm"))
+    assert mib(dict(held.kv)) == {"ROCm0": 4352.0}
+    assert mib(dict(held.compute)) == {"ROCm0": 307.0, "CPU": 74.01}
+    two = replace(settings, batch=512, ubatch=256, split=(10, 6), build=4462)
+    held = buffers(model, two, machine(gpus=2))
+    assert mib(dict(held.kv)) == {"CUDA0": 2788.0, "CUDA1": 1564.0}
+    assert mib(dict(held.compute)) == {"CUDA0": 233.0, "CUDA1": 237.51, "CPU": 133.01}
+    later = buffers(model, replace(two, build=6050), machine(gpus=2))
+    assert mib(dict(later.compute))["CUDA0"] == 260.0
+
+
 def test_a_draft_model_has_contexts_of_its_own() -> None:
     """A published log of a draft (b5130 or so): 6.00 MiB of cache, 298.50 and 2.76 of graph. Older
     builds have such a context for each slot, newer ones have one."""

@@ -15,7 +15,13 @@ from memfit.model.sources.ggml import GGML_TYPES
 from memfit.serving.llamacpp import ggml
 from memfit.serving.llamacpp.ggml import F16, F32, I32, I64, Graph, Kind, Tensor
 from memfit.serving.llamacpp.model import GgufModel
-from memfit.serving.llamacpp.settings import BOTH_INPUTS, HALF_MASK, MIXED_INPUTS, Settings
+from memfit.serving.llamacpp.settings import (
+    BOTH_INPUTS,
+    HALF_MASK,
+    MIXED_INPUTS,
+    ONE_PRODUCT,
+    Settings,
+)
 
 KINDS: Mapping[str, Kind] = {
     **{row.name.lower(): Kind(row.block, row.block_bytes) for row in GGML_TYPES.values()},
@@ -170,7 +176,9 @@ class Builder:
         gated = self.weight(f"{prefix}ffn_gate{suffix}.weight") is not None
         if gated:
             gate = self.linear(f"{prefix}ffn_gate{suffix}", x)
-            hidden = ggml.same("glu", gate, up)
+            hidden = self.glu(gate, up)
+        elif act == "fused" and self.settings.build < ONE_PRODUCT:
+            hidden = self.glu(*(ggml.contiguous(half) for half in _halves(up)))
         elif act == "fused":
             hidden = ggml.as_float("glu", (up.ne[0] // 2, *up.ne[1:]), up)
         else:
@@ -178,6 +186,11 @@ class Builder:
             if act == "relu_sqr":
                 hidden = ggml.same("sqr", hidden)
         return self.linear(f"{prefix}ffn_down{suffix}", hidden)
+
+    def glu(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.settings.build < ONE_PRODUCT:
+            return ggml.same("mul", ggml.same("unary", gate), up)
+        return ggml.as_float("glu", gate.ne, gate, up)
 
     def moe(
         self,
@@ -256,14 +269,11 @@ class Builder:
 
         if self.weight(f"{prefix}ffn_gate_up_exps.weight") is not None:
             both = product("ffn_gate_up_exps", x)
-            half = both.ne[0] // 2
-            gate = ggml.view(both, (half, *both.ne[1:3]), both.nb[1:3])
-            up = ggml.view(both, (half, *both.ne[1:3]), both.nb[1:3], half * 4)
-            hidden = ggml.as_float("glu", gate.ne, gate, up)
+            hidden = ggml.as_float("glu", (both.ne[0] // 2, *both.ne[1:]), *_halves(both))
         else:
             up = product("ffn_up_exps", x)
             if self.weight(f"{prefix}ffn_gate_exps.weight") is not None:
-                hidden = ggml.same("glu", product("ffn_gate_exps", x), up)
+                hidden = self.glu(product("ffn_gate_exps", x), up)
             else:
                 hidden = ggml.same("sqr", ggml.same("unary", up))
         down = product("ffn_down_exps", hidden)
@@ -414,3 +424,10 @@ class Builder:
         if not self.settings.kv_offload:
             self.fixed[id(made)] = self.places.cpu
         return made
+
+
+def _halves(both: Tensor) -> tuple[Tensor, Tensor]:
+    """The gate and the product beside it, of a matrix that makes both."""
+    half, strides = both.ne[0] // 2, both.nb[1:3]
+    sizes = (half, *both.ne[1:3])
+    return ggml.view(both, sizes, strides), ggml.view(both, sizes, strides, half * 4)

@@ -27,6 +27,9 @@ BOTH_INPUTS = 7900
 MIXED_INPUTS = 11000  # and for batches that mix the two; found in b11549
 # MLA keeps one tensor: its values are a view of its keys (January 2026).
 LATENT_ONLY = 7800
+# Pull request 14158 (2025-06-30): the product of a gated feed-forward is one operation, which has a
+# buffer of its own; before, the activation and the product overwrote the gate.
+ONE_PRODUCT = 5780
 STREAMS = 5900  # pull request 14363, July 2025: a cache for each slot
 # Pull request 15434, August 2025: `-fa auto` is the default; before it was off.
 FLASH_AUTO = 6325
