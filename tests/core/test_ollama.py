@@ -66,6 +66,7 @@ SIZES = {
     "phi4-mini": 2.5,
     "mistral": 4.1,
     "codellama": 3.8,
+    "granite3.3": 4.9,
 }
 
 

@@ -118,6 +118,7 @@ LIBRARY: Mapping[str, Entry] = {
     "yi": Entry(repo="01-ai/Yi-1.5-{}B-Chat", latest="6b", quant="Q4_0"),
     "starcoder2": Entry(repo="bigcode/starcoder2-{}b", latest="3b", quant="Q4_0"),
     "olmo2": Entry(repo="allenai/OLMo-2-1124-{}B-Instruct", latest="7b"),
+    "granite3.3": Entry(repo="ibm-granite/granite-3.3-{}b-instruct", latest="8b"),
     "falcon3": Entry(repo="tiiuae/Falcon3-{}B-Instruct", latest="7b"),
 }
 _QUANT = re.compile(r"(?:^|-)((?:iq|q)\d[a-z0-9_]*|fp16|f16|bf16|f32|mxfp4)$", re.IGNORECASE)
