@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,28 @@ def test_a_context_is_never_longer_than_the_model_was_trained_for(
     assert answer["figures"]["context"] == context
     assert f"OLLAMA_CONTEXT_LENGTH={context}" in answer["command"]
     assert ("Ollama reduces 49,152 tokens" in text) == ("49152" in words)
+
+
+def test_models_that_stay_loaded_leave_the_rest() -> None:
+    """Each is a runner of its own; what does not fit beside them is refused, not offloaded."""
+    common = ("--engine", "ollama", "--gpu", "rtx-4090", "--json")
+    alone = [
+        json.loads(run(tag, *common)[1]) for tag in ("qwen3:8b", "llama3.2:3b", "granite3.3:2b")
+    ]
+    code, text = run("qwen3:8b", *common, "--beside", "llama3.2:3b,granite3.3:2b")
+    assert code == 0
+    together = json.loads(text)
+
+    def used(answer: dict[str, Any]) -> int:
+        return sum(one["bytes"] for one in answer["pools"] if one["where"] == "gpu")
+
+    assert used(together) == sum(map(used, alone))
+    assert together["usable"] == alone[0]["usable"]
+    code, text = run("qwen3:14b", *common, "--beside", "qwen3:8b")
+    assert code == 1
+    assert "so Ollama unloads them" in json.loads(text)["failure"]
+    assert run("qwen3:8b", "--engine", "ollama", "--beside", "llama3.2:3b")[0] == 2
+    assert run("qwen3:8b", *common, "--beside", "nope:8b")[0] == 2
 
 
 def test_published_logs_are_answered() -> None:

@@ -122,15 +122,22 @@ def question(
     if subject is None:
         return None
     name = draft_name(values)
-    draft = draft_named(engine, name, draft_option(values), offline, problems) if name else None
+    draft = another(engine, name, draft_option(values), offline, problems) if name else None
+    others = [another(engine, one, "--beside", offline, problems) for one in beside(values)]
     return Question(
         subject=subject,
         draft=draft,
+        beside=tuple(one for one in others if one is not None),
         draft_left_out=bool(name) and draft is None,
         devices=() if cluster is None else (device_of(cluster),) * cluster.gpus,
         options=values,
         version=str(common.get("engine_version") or ""),
     )
+
+
+def beside(values: Mapping[str, Any]) -> list[str]:
+    """Names of the models that stay loaded on the same GPU."""
+    return [one for one in str(values.get("beside") or "").split(",") if one]
 
 
 def device_of(cluster: Cluster) -> Device:
@@ -146,10 +153,10 @@ def subject_for(engine: ServingEngine, model: Any, offline: bool) -> Subject:
     return own or subject_of(model, offline)
 
 
-def draft_named(
+def another(
     engine: ServingEngine, name: str, option: str, offline: bool, problems: list[Problem]
 ) -> Subject | None:
-    """The separate draft model that this option names; why there is none joins `problems`."""
+    """Another model that this option names; why there is none joins `problems`."""
     try:
         return subject_for(engine, name, offline)
     except InputError as bad:

@@ -92,6 +92,7 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     version: str = ""  # of the engine; empty means the newest that memfit knows
     draft: Subject | None = None  # a separate draft model that the options name
+    beside: tuple[Subject, ...] = ()  # other models that stay loaded on the same GPU
     draft_left_out: bool = False  # a draft is named that cannot be read, so it is not counted
 
 

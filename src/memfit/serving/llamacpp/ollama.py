@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memfit.errors import Problem
+from memfit.errors import InputError, Problem
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.llamacpp import rows
-from memfit.serving.llamacpp.engine import answered
+from memfit.serving.llamacpp.engine import answered, room_in_all
 from memfit.serving.llamacpp.fit import fits
 from memfit.serving.llamacpp.memory import buffers
 from memfit.serving.llamacpp.named import subject as named_subject
@@ -24,8 +24,8 @@ from memfit.serving.llamacpp.options import CACHE_TYPES
 from memfit.serving.llamacpp.setup import Run, loaded, set_up
 from memfit.serving.llamacpp.tags import resolve
 from memfit.serving.llamacpp.versions import LLAMA_SERVER, ollama_build, ollama_version
-from memfit.serving.result import ServingAnswer
-from memfit.units import GIB
+from memfit.serving.result import Pool, ServingAnswer
+from memfit.units import GIB, MIB
 
 BY_VRAM = (0, 15, 5)  # defaults by the GPUs' memory since this version
 # Since 0.7 or so a context is never longer than the model's (NewLlamaServer of llm/server.go);
@@ -99,6 +99,11 @@ OPTIONS: tuple[Option, ...] = (
         low=1,
         default="512",
     ),
+    Option(
+        name="beside",
+        flags=("--beside",),
+        help="models that stay loaded beside it, separated by commas",
+    ),
 )
 
 
@@ -157,6 +162,40 @@ class Ollama:
         )
 
     def answer(self, question: Question) -> ServingAnswer:
+        """Models that stay loaded (`OLLAMA_MAX_LOADED_MODELS`) are runners of their own, with the
+        same variables, and leave the rest; one that does not fit whole unloads them (sched.go)."""
+        if not question.beside:
+            return self.alone(question, fit=True)
+        if len(question.devices) != 1:
+            raise InputError.one(
+                "`--beside` is supported for one GPU",
+                where="--beside",
+                hint="name it, like `--gpu rtx-4090`",
+            )
+        (device,) = question.devices
+        kept = question.options.items()
+        own = {name: value for name, value in kept if name not in ("quant", "num_gpu")}
+        others = [
+            self.alone(replace(question, subject=one, options=own), fit=False)
+            for one in question.beside
+        ]
+        held = tuple(
+            Pool(name=other.model, bytes=other.on(where), where=where)
+            for other in others
+            for where in ("gpu", "cpu")
+        )
+        taken = sum(one.bytes for one in held if one.where == "gpu")
+        left = replace(device, free=max(1, room_in_all(device) - taken - margin(question)))
+        answer = self.alone(replace(question, devices=(left,)), fit=False)
+        failure = answer.failure
+        if failure:
+            failure += " beside the others, so Ollama unloads them"
+        return replace(
+            answer, pools=(*answer.pools, *held), usable=room_in_all(device), failure=failure
+        )
+
+    def alone(self, question: Question, *, fit: bool) -> ServingAnswer:
+        """One model, with what is free of the GPU; `fit`: with fewer layers where it must."""
         version = ollama_version(question.version)
         given = question.options
         if "printed" in given:
@@ -181,7 +220,7 @@ class Ollama:
             "cache_k": given.get("kv_cache_type", "f16"),
             "cache_v": given.get("kv_cache_type", "f16"),
             "unified": False,
-            "margin": 1024 if new else 0,
+            "margin": margin(question) // MIB,
         }
         flash = given.get("flash_attention", version >= (0, 13, 0))
         inner["flash"] = "on" if flash else "off"
@@ -191,7 +230,7 @@ class Ollama:
         run = set_up(asked, self.name, self.title, ollama_build(question.version))
         settings = replace(run.settings, keeps_embeddings=not new)
         known = {"context", *(("gpu_layers",) if "gpu_layers" in inner else ())}
-        run = replace(run, settings=settings, asked=frozenset(known))
+        run = replace(run, settings=settings, asked=frozenset(known), fit=fit)
         shown = question.version or f"with llama.cpp {run.version}"
         answer = answered(on_one_gpu(replace(run, version=shown)))
         problems = answer.problems
@@ -199,6 +238,11 @@ class Ollama:
             problems = (*problems, reduced(wanted, context))
         shown = command(question.subject.name, context, inner)
         return replace(answer, command=shown, problems=problems)
+
+
+def margin(question: Question) -> int:
+    """Bytes that stay free on a GPU."""
+    return 1024 * MIB if ollama_version(question.version) >= LLAMA_SERVER else 0
 
 
 def on_one_gpu(run: Run) -> Run:
