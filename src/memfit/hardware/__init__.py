@@ -2,7 +2,16 @@
 
 from memfit.hardware.auto import auto_gpu, auto_gpus
 from memfit.hardware.cluster import Cluster, assumptions, parse_cluster
-from memfit.hardware.gpu import GPU, MATHS, all_gpus, custom_gpu, find_gpu, gpu_problem, variants
+from memfit.hardware.gpu import (
+    GPU,
+    MATHS,
+    all_gpus,
+    custom_gpu,
+    find_gpu,
+    gpu_problem,
+    nvidia_cards,
+    variants,
+)
 from memfit.hardware.link import Link, find_link, links
 from memfit.hardware.nccl import communicators
 from memfit.hardware.outside import Span, context, desktop, usable
@@ -29,6 +38,7 @@ __all__ = [
     "find_link",
     "gpu_problem",
     "links",
+    "nvidia_cards",
     "own_gpus",
     "parse_cluster",
     "rates",

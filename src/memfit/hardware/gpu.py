@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
+from memfit.constants import vendor
 from memfit.errors import InputError, Problem
 from memfit.hardware.link import Link, links
 from memfit.hardware.tables import columns, figure, span, table
@@ -16,6 +17,10 @@ from memfit.lazy_dataclass import dataclass
 from memfit.registry import ALIKE, nearest
 from memfit.units import LARGEST
 
+OLDEST: Annotated[
+    tuple[int, int],
+    vendor("compute capability that builds of PyTorch know", "pytorch/pytorch#158700, CUDA 12.8"),
+] = (7, 0)
 MATHS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 BY_MEMORY = "for any other card give its memory: `--memory 24GiB`"
 BY_LAPTOP = (
@@ -59,7 +64,7 @@ class GPU:
     power: int | None = None  # watts, the board's limit
     link: Link | None = None
     bridge: Link | None = None  # optional, between pairs of cards
-    form: str | None = None  # sxm, pcie, oam, superchip, unified
+    form: str | None = None  # sxm, pcie, oam, superchip, unified, laptop
     aliases: tuple[str, ...] = ()
     status: Mapping[str, str] = field(default_factory=dict, hash=False)
     cites: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -193,6 +198,12 @@ def _meant(name: str) -> tuple[str, tuple[str, ...]]:
 
 def _label(key: str) -> str:
     return str(table("gpus")[key]["label"].split(" ")[0])
+
+
+def nvidia_cards() -> list[GPU]:
+    """NVIDIA's GPUs to recommend: no part of a laptop, none without kernels in today's PyTorch."""
+    some = (gpu for gpu in all_gpus() if gpu.vendor == "nvidia" and gpu.form != "laptop")
+    return [gpu for gpu in some if gpu.sm is None or gpu.sm >= OLDEST]
 
 
 def variants(name: str) -> tuple[GPU, ...]:

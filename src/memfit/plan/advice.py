@@ -18,7 +18,7 @@ from memfit.band import spread
 from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus
-from memfit.hardware import GPU, Cluster, all_gpus, usable
+from memfit.hardware import GPU, Cluster, nvidia_cards, usable
 from memfit.hardware.outside import context
 from memfit.hardware.prices import price
 from memfit.job import Job
@@ -291,7 +291,7 @@ def hardware(model: Model, setting: Setting, cluster: Cluster) -> Iterator[Way]:
 
 def larger(gpu: GPU) -> list[GPU]:
     """GPUs with more usable memory: those with a public price first, cheapest first."""
-    some = [one for one in all_gpus() if one.vendor == "nvidia" and usable(one) > usable(gpu)]
+    some = [one for one in nvidia_cards() if usable(one) > usable(gpu)]
     costs = {one.id: known.dollars for one in some if (known := price(one)) is not None}
     return sorted(some, key=lambda one: (one.id not in costs, costs.get(one.id, 0), usable(one)))
 

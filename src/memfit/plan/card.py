@@ -16,7 +16,7 @@ from memfit.answers import Way
 from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus, uncollected
-from memfit.hardware import GPU, Cluster, all_gpus, usable
+from memfit.hardware import GPU, Cluster, nvidia_cards, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lower.walk_cache import remembering
@@ -424,7 +424,7 @@ def smallest(model: Model, job_of: Jobs, progress: Progress = quiet) -> Smallest
 
 def smallest_row(model: Model, use: Use, job_of: Jobs) -> Smallest:
     """The kernels of the first look are an A100's; every GPU named is looked at itself."""
-    known = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia"]
+    known = nvidia_cards()
     costs = {gpu.id: one.dollars for gpu in known if (one := price(gpu)) is not None}
     try:
         job = job_of(model, use, ONE, None)

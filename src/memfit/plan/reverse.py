@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Answer, Estimate, estimate, surplus
-from memfit.hardware import GPU, Cluster, all_gpus, usable
+from memfit.hardware import GPU, Cluster, all_gpus, nvidia_cards, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.model.modules import Model
@@ -83,7 +83,7 @@ def smallest_gpu(
 ) -> Answer:
     """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the
     table. Those without the kernels that the job asks for do not count."""
-    some = sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable)
+    some = sorted(nvidia_cards(), key=usable)
     gpu, found = _enough(model, job, (cluster, strategy), producer, some)
     if gpu is not None and found is not None:
         return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)

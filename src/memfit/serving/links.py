@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from memfit.constants import setting
-from memfit.hardware import GPU, all_gpus
+from memfit.hardware import GPU, nvidia_cards
 from memfit.hardware.nccl import communicator
 from memfit.serving.base import Device
 
@@ -23,7 +23,7 @@ def communicator_bytes(device: Device, ranks: int, torch: tuple[int, int]) -> in
 
 def same_memory(total: int) -> tuple[GPU, ...]:
     """NVIDIA's GPUs with about `total` bytes, else the nearest."""
-    apart = {gpu: abs(gpu.memory - total) for gpu in all_gpus() if gpu.vendor == "nvidia"}
+    apart = {gpu: abs(gpu.memory - total) for gpu in nvidia_cards()}
     most = max(ALIKE * total, min(apart.values()))
     return tuple(gpu for gpu, each in apart.items() if each <= most)
 
