@@ -254,6 +254,13 @@ def requested(flat: Sequence[Event]) -> list[Request]:
     ]
 
 
+def test_layers_that_stand_for_no_others_are_asked_for_without_their_tape_written_out() -> None:
+    model, job = build(families()["gemma4"].examples[0]), Job(seq=64, method="lora")
+    walk = whole(walked(model, job))
+    assert not walk.repeats
+    assert asked(model, job) == requested(lower(model, job).events)
+
+
 @pytest.mark.parametrize("options", [{"method": "qlora"}, {"alloc_conf": "max_split_size_mb:20"}])
 def test_what_does_not_fit_is_told_without_the_tape_written_out(options: dict[str, Any]) -> None:
     model, job, cluster = build(LLAMA), Job(seq=128, **options), parse_cluster("rtx-4090")

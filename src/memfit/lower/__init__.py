@@ -183,13 +183,11 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
 def allocator_requests(
     model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE
 ) -> Iterator[Request] | None:
-    """What the flat tape asks of the allocator, which is not written for it. None where identical
-    layers are walked one by one. Raises `Unclear` where only the tape tells."""
+    """What the flat tape asks of the allocator, which is not written for it. None where layers are
+    walked one by one whatever they are. Raises `Unclear` where only the tape tells."""
     if not steady(strategy) or waits(job):
         return None
     found = whole(walked(model, job, cluster, strategy, BOTH))
-    if not found.repeats:
-        return None
     return requests(found.events, found.repeats, found.program.entries, model.path)
 
 

@@ -20,6 +20,8 @@ def requests(
 ) -> Iterator[Request]:
     """Every block that is allocated or freed, in order. Raises `Unclear` where `expanded` gives up,
     and where streams wait for each other."""
+    if not repeats:
+        return flat(events)
     return _Requests(events, repeats, entries, path).all()
 
 
@@ -74,6 +76,17 @@ class _Requests(Expansion):
                 else:
                     yield found(place, copy), FREED, 0
             self.fresh = fresh
+
+
+def flat(events: Sequence[Line]) -> Iterator[Request]:
+    """Of a tape on which every event stands once."""
+    for event in events:
+        if type(event) is Alloc:
+            yield event[0], event[1], event[6]
+        else:
+            plain(event)
+            if type(event) is Free:
+                yield event[0], FREED, 0
 
 
 def plain(event: Line) -> None:
