@@ -47,7 +47,14 @@ from memfit.hardware import (
 )
 from memfit.job import Job, remarks
 from memfit.lazy_dataclass import dataclass
-from memfit.lower import allocator_requests, distinct, lower, waits
+from memfit.lower import (
+    LIVE_PASSES,
+    PASSES,
+    allocator_requests,
+    distinct,
+    lower,
+    waits,
+)
 from memfit.lower.engines import foldable
 from memfit.lower.expand import Unclear
 from memfit.lower.host import Host, host, paged
@@ -61,6 +68,7 @@ from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
+from memfit.simulate.peaks import peaks
 from memfit.simulate.replay import Replay, replay, reserved_peak
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
@@ -134,7 +142,7 @@ class Estimate(Presented):
     @property
     def reach(self) -> int:
         """Upper end of the band on live bytes alone, which every allocator needs."""
-        return _reach(self.memory, self.context.high + self.nccl.high)
+        return _reach(self.memory.allocated, self.context.high + self.nccl.high)
 
     @property
     def device(self) -> int:
@@ -400,8 +408,7 @@ def _beyond(
     if precise:
         held = _reserved(model, job, place, producer)
         return _upper_end(held, outside, _regime(job, place)) - low
-    _, _, found = _simulated(model, job, place, producer, False)
-    return found.allocated + outside.low - high
+    return _live(model, job, place, producer) + outside.low - high
 
 
 def _reserved(model: Model, job: Job, place: Place, producer: Producer | None) -> int:
@@ -422,13 +429,19 @@ def _reserved(model: Model, job: Job, place: Place, producer: Producer | None) -
 def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> int:
     """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas
     never say `fits` where this is positive."""
-    _, _, found = _simulated(model, job, (cluster, strategy), None, False)
-    (outside, _), (low, _) = _outside(job, (cluster, strategy)), _room(cluster.gpu)
-    return _reach(found, outside.high) - low
+    place = cluster, strategy
+    (outside, _), (low, _) = _outside(job, place), _room(cluster.gpu)
+    return _reach(_live(model, job, place), outside.high) - low
 
 
-def _reach(found: Memory, outside: int) -> int:
-    return round(spread().high * found.allocated) + outside
+def _live(model: Model, job: Job, place: Place, producer: Producer | None = None) -> int:
+    """The most bytes that are alive."""
+    with uncollected():
+        return peaks(_tape(model, job, place, producer, False, LIVE_PASSES)).allocated
+
+
+def _reach(live: int, outside: int) -> int:
+    return round(spread().high * live) + outside
 
 
 def _simulated(
@@ -510,12 +523,19 @@ def _counted(cluster: Cluster | None, strategy: Strategy) -> None:
         )
 
 
-def _tape(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> Tape:
+def _tape(
+    model: Model,
+    job: Job,
+    place: Place,
+    producer: Producer | None,
+    precise: bool,
+    passes: int = PASSES,
+) -> Tape:
     cluster, strategy = place
     if producer is not None:
         return producer(model, job, strategy, cluster)
     try:
-        return lower(model, job, strategy, cluster, compact=not precise)
+        return lower(model, job, strategy, cluster, compact=not precise, passes=passes)
     except NotImplementedError as missing:
         raise InputError.one(
             f"not supported yet: {str(missing).partition('(')[0][:80] or 'this job'}",

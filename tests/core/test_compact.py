@@ -14,13 +14,14 @@ import memfit.lower
 from memfit.estimate import estimate, surplus
 from memfit.hardware import parse_cluster, usable
 from memfit.job import Job
-from memfit.lower import allocator_requests, lower, walked, whole
+from memfit.lower import LIVE_PASSES, allocator_requests, lower, walked, whole
 from memfit.lower.expand import Unclear, expanded
 from memfit.lower.requests import FREED, Request
 from memfit.model.families import Family, build, families
 from memfit.model.modules import Model
 from memfit.program import BOTH, Ends
 from memfit.simulate.memory import Memory, memory
+from memfit.simulate.peaks import peaks
 from memfit.tape import Alloc, Event, Free, Mark, Tape, check
 
 LLAMA = {
@@ -259,6 +260,25 @@ def test_layers_that_stand_for_no_others_are_asked_for_without_their_tape_writte
     walk = whole(walked(model, job))
     assert not walk.repeats
     assert asked(model, job) == requested(lower(model, job).events)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"cache": "static"}),
+        ("llama", {"cache": "quantized"}),
+        ("gemma4", {}),
+        ("qwen3_5_text", {}),
+    ],
+    ids=str,
+)
+def test_two_passes_of_a_generation_have_its_live_peak(kind: str, options: dict[str, Any]) -> None:
+    model = build(families()[kind].examples[0])
+    job = Job(task="inference", batch=2, seq=48, new_tokens=90, **options)
+    few = lower(model, job, compact=True, passes=LIVE_PASSES)
+    assert peaks(few).allocated == memory(lower(model, job)).allocated
+    assert len(few.events) < len(lower(model, job, compact=True).events)
 
 
 @pytest.mark.parametrize("options", [{"method": "qlora"}, {"alloc_conf": "max_split_size_mb:20"}])

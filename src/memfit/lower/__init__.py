@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Decoding passes on a compact tape: their time grows along a line, and the last one holds most.
 PASSES = 4
+LIVE_PASSES = 2  # the first and the last: no other one holds most
 
 
 class Walk(NamedTuple):
