@@ -53,6 +53,7 @@ from memfit.lower import (
     allocator_requests,
     distinct,
     lower,
+    replayed_tape,
     waits,
 )
 from memfit.lower.engines import foldable
@@ -426,18 +427,34 @@ def _reserved(model: Model, job: Job, place: Place, producer: Producer | None) -
     return found
 
 
-def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> int:
+def shortfall(
+    model: Model,
+    job: Job,
+    cluster: Cluster,
+    strategy: Strategy = ONE,
+    *,
+    replayed: bool = False,
+) -> int:
     """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas
-    never say `fits` where this is positive."""
+    never say `fits` where this is positive. `replayed`: by the walk that `surplus` replays, where
+    that is asked for next."""
     place = cluster, strategy
     (outside, _), (low, _) = _outside(job, place), _room(cluster.gpu)
-    return _reach(_live(model, job, place), outside.high) - low
+    return _reach(_live(model, job, place, replayed=replayed), outside.high) - low
 
 
-def _live(model: Model, job: Job, place: Place, producer: Producer | None = None) -> int:
+def _live(
+    model: Model,
+    job: Job,
+    place: Place,
+    producer: Producer | None = None,
+    *,
+    replayed: bool = False,
+) -> int:
     """The most bytes that are alive."""
     with uncollected():
-        return peaks(_tape(model, job, place, producer, False, LIVE_PASSES)).allocated
+        tape = replayed_tape(model, job, *place) if replayed else None
+        return peaks(tape or _tape(model, job, place, producer, False, LIVE_PASSES)).allocated
 
 
 def _reach(live: int, outside: int) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,16 @@ from memfit.estimate import estimate
 from memfit.model import catalog
 from memfit.model.families import families
 from memfit.model.quantized import stored_as
-from memfit.plan.card import USES, Card, Shelf, Smallests, halved, supported_row
+from memfit.plan.card import (
+    USES,
+    Card,
+    Shelf,
+    Short,
+    Smallests,
+    halved,
+    live_end,
+    supported_row,
+)
 from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.report.card import highlights
 from memfit.report.card import text as card_text
@@ -362,3 +372,24 @@ def test_the_end_of_a_line_is_found_without_both_of_its_neighbours() -> None:
     tried.clear()
     assert last(over, 100_000, start=5_000, share=8) == 10_142
     assert len(tried) < exact
+
+
+def test_the_end_of_a_line_is_looked_at_once() -> None:
+    tried: list[int] = []
+    seen: dict[int, int] = {}
+
+    def counted(over: Callable[[int], int]) -> Short:
+        def short(count: int, precise: bool = False) -> int:
+            if count not in seen:
+                tried.append(count)
+                seen[count] = over(count)
+            return seen[count]
+
+        return short
+
+    assert live_end(counted(lambda count: 7_000 * count - 180_000), seen, 4096, 8, ()) == 25
+    assert tried == [8, 16, 25]
+    seen.clear()
+    # Beyond 20 each one takes twice as much: the line says 35, where 28 are the end.
+    curved = counted(lambda count: 100 * max(count, 2 * count - 20) - 3_600)
+    assert live_end(curved, seen, 4096, 8, ()) == 0

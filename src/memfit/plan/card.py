@@ -32,6 +32,7 @@ NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
 MOST: Annotated[int, setting("users or sequences at once that are looked for at most")] = 4096
 UNIT: Annotated[int, setting("tokens of which a longest context is a multiple")] = 256
 SHARE: Annotated[int, setting("part of a length to which its live peak is followed")] = 8
+EXACT: Annotated[int, setting("part of a unit to which a live peak lies on a line")] = 16
 TRIES: Annotated[int, setting("precise estimates of what a line promises, at most")] = 6
 
 
@@ -338,8 +339,8 @@ class Look:
         """Whether a lower bound on the live peak says already that it does not fit."""
         return (bound_shortfall(self.holds, Setting(job, self.strategy), self.cluster) or 0) > 0
 
-    def short(self, job: Job) -> int:
-        return shortfall(self.model, job, self.cluster, self.strategy)
+    def short(self, job: Job, precise: bool = False) -> int:
+        return shortfall(self.model, job, self.cluster, self.strategy, replayed=precise)
 
     def over(self, job: Job) -> int:
         return surplus(self.model, job, self.cluster, strategy=self.strategy)
@@ -349,26 +350,27 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
     """The largest value of an option that fits, 0 where none does: along the line of the live peak,
     then back until the allocator has room. `step` 0: round numbers of tokens."""
     seen: dict[int, int] = {}
-
-    def short(value: int) -> int:
-        if value not in seen:
-            seen[value] = look.short(job.replace(**{name: value}))
-        return seen[value]
-
     unit = step or UNIT
     ends = max(1, top // unit)
     if step == 0 and top < unit:
         unit, ends = 1, top
+
+    def short(count: int, precise: bool = False) -> int:
+        if count not in seen:
+            seen[count] = look.short(job.replace(**{name: count * unit}), precise)
+        return seen[count]
+
     start = min(ends, max(1, getattr(job, name) // unit))
     if look.never(job.replace(**{name: unit})):
         return 0
     good: int = 0
-    known: Points = ()
-    if start > 1 and short(start * unit) > 0:  # even the smallest may not fit
-        if short(unit) > 0:
+    if start > 1 and short(start) > 0:  # even the smallest may not fit
+        if short(1) > 0:
             return 0
-        good, known = 1, ((1, short(unit)),)
-    found = last(lambda count: short(count * unit), ends, start, good, known, share=SHARE)
+        good = 1
+    known = ((1, seen[1]),) if good else ()
+    found = live_end(short, seen, ends, start, known) if step else 0  # lengths are no line
+    found = found or last(short, ends, start, good, known, share=SHARE)
     if found == ends and top % unit and look.over(job.replace(**{name: top})) <= 0:
         return top
     refused = found
@@ -379,9 +381,36 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
         if over <= 0:
             return found * unit
         refused = found
-        slope = rise(seen, found * unit) * unit
+        slope = rise(seen, found)
         found -= max(1, -(-over // slope) if slope > 0 else found // 8)
     return halved(lambda count: look.over(job.replace(**{name: count * unit})), refused) * unit
+
+
+class Short(Protocol):
+    """The bytes that this many units lack by their live peak; `precise`: by the walk whose
+    allocations are replayed, if that is asked for next."""
+
+    def __call__(self, count: int, precise: bool = False) -> int: ...
+
+
+def live_end(short: Short, seen: dict[int, int], top: int, start: int, known: Points) -> int:
+    """The last number of units whose live peak has room, where two values and the end that their
+    line says are on one line; 0 where they are not."""
+
+    def guess(count: int) -> int:
+        return short(count) if count in seen or len(seen) < 2 else on_line(seen, count)
+
+    found = last(guess, top, start, len(known), known, share=SHARE)
+    if found in seen or found < 1:
+        return 0
+    off = on_line(seen, found) - short(found, True)
+    return found if abs(off) * EXACT <= abs(rise(seen, found)) else 0
+
+
+def on_line(seen: Mapping[int, int], count: int) -> int:
+    """The line through the first two values."""
+    (a, low), (b, high) = list(seen.items())[:2]
+    return low + (high - low) * (count - a) // (b - a)
 
 
 def rise(seen: Mapping[int, int], value: int) -> int:
@@ -408,8 +437,8 @@ def halved(over: Callable[[int], int], refused: int) -> int:
 def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Row:
     """What hardware would make a row fit."""
     setting = Setting(one.job, strategy)
-    ways = sorted(hardware(model, setting, cluster), key=lambda way: way.cluster is None)
-    return dataclasses.replace(one, way=ways[0]) if ways else one
+    way = next(hardware(model, setting, cluster), None)
+    return one if way is None else dataclasses.replace(one, way=way)
 
 
 # ------------------------------------------------------------------------- the other two questions
