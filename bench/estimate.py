@@ -55,7 +55,8 @@ def main() -> int:
     from memfit.lower import lower
     from memfit.simulate.memory import memory
     from memfit.simulate.replay import replay
-    from memfit.words import Ask, model_of
+    from memfit.words.models import model_of
+    from memfit.words.options import Ask
 
     _, model = model_of(MODEL, Ask(offline=True))
     cluster, job = parse_cluster(GPU), Job()

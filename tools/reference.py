@@ -25,7 +25,7 @@ from memfit.cli import commands  # noqa: E402
 from memfit.cli.help import GROUPS  # noqa: E402
 from memfit.constants import KINDS, all_constants  # noqa: E402
 from memfit.report import FORMATS, accuracy, codec  # noqa: E402
-from memfit.words import options  # noqa: E402
+from memfit.words.options import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 ROOMS = ("hardware", "runs", "simulate", "plan", "techniques", "band")

@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "src")]
 
 from memfit.api.serving import Answering  # noqa: E402
 from memfit.job import Job  # noqa: E402
-from memfit.words import Ask, Measuring, Planning, Run, Studying  # noqa: E402
+from memfit.words.options import Ask, Measuring, Planning, Run, Studying  # noqa: E402
 
 TARGET = ROOT / "src" / "memfit" / "__init__.pyi"
 HEAD = '''\

@@ -26,8 +26,8 @@ from tests.core.fake_hub import Handler, Repo, status
 
 from memfit.api.verbs import question
 from memfit.cli import main
-from memfit.words import options as choices
-from memfit.words import unbuilt
+from memfit.words.models import unbuilt
+from memfit.words.options import options as choices
 
 SRC = Path(__file__).parents[2] / "src"
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"

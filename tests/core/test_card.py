@@ -31,7 +31,7 @@ from memfit.plan.card import (
 from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.report.card import highlights
 from memfit.report.card import text as card_text
-from memfit.words import cluster_of
+from memfit.words.gpus import cluster_of
 
 MODEL = "meta-llama/Llama-3.2-1B"
 

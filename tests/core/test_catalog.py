@@ -170,7 +170,8 @@ def test_looking_up_a_name_imports_nothing_heavy() -> None:
 def test_no_config_of_the_catalog_is_refused_for_good() -> None:
     """What a family cannot read is left to a trace; any other problem is an error of ours."""
     from memfit.errors import Problem
-    from memfit.words import Ask, model_of
+    from memfit.words.models import model_of
+    from memfit.words.options import Ask
 
     for name in catalog.names():
         reasons: list[Problem] = []

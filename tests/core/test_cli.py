@@ -27,7 +27,7 @@ from memfit.cli import commands, main
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.report.codec import refusal, schema, to_dict
-from memfit.words import Ask, options
+from memfit.words.options import Ask, options
 
 SRC = Path(__file__).parents[2] / "src"
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"

@@ -34,7 +34,8 @@ from memfit.plan.reverse import (
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Event, Free, Mark, Tape
 from memfit.units import GIB, MIB
-from memfit.words import Ask, model_of
+from memfit.words.models import model_of
+from memfit.words.options import Ask
 
 SMALL = {
     "model_type": "llama",
@@ -579,7 +580,7 @@ def test_expandable_segments_are_offered_where_they_turn_the_verdict() -> None:
 
 
 def test_parameters_of_a_model_without_a_family_are_counted_on_the_tape() -> None:
-    from memfit.words import unbuilt
+    from memfit.words.models import unbuilt
 
     model = unbuilt({"model_type": "brand_new", "dtype": "bfloat16"}, "acme/new", "a test")
     events = (

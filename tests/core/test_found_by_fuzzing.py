@@ -14,7 +14,7 @@ from memfit.api.verbs import estimate
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.model.families import build, families
-from memfit.words import mapping
+from memfit.words.job_files import mapping
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",

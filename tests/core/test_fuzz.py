@@ -25,7 +25,7 @@ from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import Estimate
 from memfit.model.families import families
-from memfit.words import options
+from memfit.words.options import options
 
 SEED = int(os.environ.get("MEMFIT_SEED") or datetime.date.today().toordinal())
 CASES = int(os.environ.get("MEMFIT_CASES") or 2000)

@@ -19,7 +19,9 @@ from memfit.simulate.replay import replay
 from memfit.strategy import TP, Gemini, Strategy
 from memfit.tape import Alloc, Comm, Free, Mark, Trim, check
 from memfit.uses import strategy_from
-from memfit.words import Ask, cluster_of, model_of
+from memfit.words.gpus import cluster_of
+from memfit.words.models import model_of
+from memfit.words.options import Ask
 
 # config.json of Salesforce/codegen-2B-nl
 CODEGEN = {

@@ -14,7 +14,7 @@ from memfit.api.verbs import VERBS
 from memfit.cli import commands, main
 from memfit.cli.help import EXAMPLES, FIRST, SCREEN
 from memfit.job import Job
-from memfit.words import Ask, Measuring, Planning, Run, Studying
+from memfit.words.options import Ask, Measuring, Planning, Run, Studying
 
 
 def page(*words: str) -> str:

@@ -8,7 +8,8 @@ from memfit.hardware.nccl import bundled, communicator, communicators, spanned
 from memfit.job import Job
 from memfit.units import MIB
 from memfit.uses import strategy_from
-from memfit.words import Ask, model_of
+from memfit.words.models import model_of
+from memfit.words.options import Ask
 
 H100, A100, V100, RTX = (
     parse_cluster(name).gpu for name in ("h100-sxm", "a100-sxm-80gb", "v100-sxm2-16gb", "rtx-4090")

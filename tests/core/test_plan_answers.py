@@ -23,7 +23,8 @@ from memfit.report.plan import data, job_file, markdown, text
 from memfit.report.serving import rate
 from memfit.strategy import ONE, TP, Strategy
 from memfit.truth.speed import speeds
-from memfit.words import Ask, model_of
+from memfit.words.models import model_of
+from memfit.words.options import Ask
 
 LLAMA = "meta-llama/Llama-3.2-1B"
 SHORT = {"task": "inference", "seq": 512, "new_tokens": 32, "framework": "transformers"}

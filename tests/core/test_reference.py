@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from memfit.report import codec
-from memfit.words import options
+from memfit.words.options import options
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"

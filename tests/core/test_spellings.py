@@ -18,7 +18,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.spellings import SPELLINGS, meanings, plain
 from memfit.units import parse_bytes
 from memfit.uses import strategy_from
-from memfit.words import Studying, options
+from memfit.words.options import Studying, options
 
 MODEL = "Qwen/Qwen3-0.6B"
 FIELDS: dict[str, dataclasses.Field[Any]] = {

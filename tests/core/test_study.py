@@ -27,7 +27,8 @@ from memfit.report import study as report
 from memfit.report.heatmap import svg
 from memfit.truth.published_cells import published
 from memfit.uses import strategy_from
-from memfit.words import Ask, model_of
+from memfit.words.models import model_of
+from memfit.words.options import Ask
 
 TINY = {
     "model_type": "llama",

@@ -24,7 +24,7 @@ from memfit.simulate.memory import memory
 from memfit.strategy import FSDP, Strategy, ZeRO
 from memfit.tape import Alloc, Comm, Event, Free, Mark, Tape, check
 from memfit.uses import strategy_from
-from memfit.words import cluster_of
+from memfit.words.gpus import cluster_of
 
 CONFIG = {
     "model_type": "llama",

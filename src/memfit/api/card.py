@@ -15,7 +15,10 @@ from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job
 from memfit.model.heads import heads_of
 from memfit.strategy import Strategy
-from memfit.words import Ask, ask_from, cluster_of, gather, model_of
+from memfit.words.gpus import cluster_of
+from memfit.words.models import model_of
+from memfit.words.options import Ask
+from memfit.words.read import ask_from, gather
 
 if TYPE_CHECKING:
     from memfit.hardware import GPU, Cluster

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem, SourceError
-from memfit.words import cluster_of, gather
+from memfit.words.gpus import cluster_of
+from memfit.words.read import gather
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster

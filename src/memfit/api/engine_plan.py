@@ -11,7 +11,8 @@ from memfit.api.engine import COMMON, read_words, subject_for
 from memfit.errors import Problem, raise_errors
 from memfit.registry import nearest
 from memfit.units import parse_seconds
-from memfit.words import cluster_of, gather
+from memfit.words.gpus import cluster_of
+from memfit.words.read import gather
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster

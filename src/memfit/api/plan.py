@@ -17,18 +17,11 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.model.heads import heads_of, label_head, with_head
 from memfit.uses import strategy_from
-from memfit.words import (
-    Planning,
-    ask_from,
-    cluster_of,
-    gather,
-    given_values,
-    job_of,
-    options,
-    planned_model,
-    producer_of,
-    read_into,
-)
+from memfit.words.gpus import cluster_of
+from memfit.words.job_files import given_values
+from memfit.words.models import planned_model, producer_of
+from memfit.words.options import Planning, options
+from memfit.words.read import ask_from, gather, job_of, read_into
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster

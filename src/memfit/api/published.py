@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import InputError, Problem
 from memfit.job import unknown
 from memfit.lazy_dataclass import dataclass
-from memfit.words import PRODUCERS, producer_of
+from memfit.words.models import producer_of
+from memfit.words.options import PRODUCERS
 
 if TYPE_CHECKING:
     from memfit.measure.compare import Beside

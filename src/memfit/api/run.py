@@ -12,7 +12,8 @@ from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.spellings import switched
 from memfit.strategy import Strategy
-from memfit.words import Ask, gather, read_into
+from memfit.words.options import Ask
+from memfit.words.read import gather, read_into
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate

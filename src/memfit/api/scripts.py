@@ -11,7 +11,10 @@ from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job
 from memfit.strategy import ONE, Strategy
 from memfit.uses import strategy_from
-from memfit.words import OTHERWISE, Ask, Run, ask_from, cluster_of, gather, options, script_model
+from memfit.words.gpus import cluster_of
+from memfit.words.models import OTHERWISE, script_model
+from memfit.words.options import Ask, Run, options
+from memfit.words.read import ask_from, gather
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate

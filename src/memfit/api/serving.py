@@ -13,7 +13,8 @@ from memfit.lazy_dataclass import dataclass
 from memfit.strategy import ONE, TP, Split, Strategy, even_split
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
-from memfit.words import Planning, gather, read_into
+from memfit.words.options import Planning
+from memfit.words.read import gather, read_into
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster

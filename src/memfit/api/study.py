@@ -20,7 +20,9 @@ from memfit.model.modules import Model
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
 from memfit.strategy import LAYOUTS, ONE
 from memfit.uses import strategy_from
-from memfit.words import Ask, Studying, gather, job_of, planned_model, read_into
+from memfit.words.models import planned_model
+from memfit.words.options import Ask, Studying
+from memfit.words.read import gather, job_of, read_into
 
 if TYPE_CHECKING:
     from memfit.truth.case import Case

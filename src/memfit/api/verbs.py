@@ -26,28 +26,11 @@ from memfit.model.heads import with_head
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
-from memfit.words import (
-    Ask,
-    Measuring,
-    Run,
-    ask_from,
-    cluster_of,
-    compared,
-    gather,
-    given_values,
-    gpu_notes,
-    is_program,
-    job_of,
-    matches,
-    model_of,
-    offer,
-    options,
-    producer_of,
-    read_into,
-    strategy_of,
-    traced,
-    unbuilt,
-)
+from memfit.words.gpus import cluster_of, gpu_notes
+from memfit.words.job_files import given_values
+from memfit.words.models import compared, is_program, model_of, producer_of, traced, unbuilt
+from memfit.words.options import Ask, Measuring, Run, options
+from memfit.words.read import ask_from, gather, job_of, matches, offer, read_into, strategy_of
 
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.answers import Way

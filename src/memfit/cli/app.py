@@ -39,7 +39,10 @@ from memfit.terminal import (
     silence,
     terminal_columns,
 )
-from memfit.words import Measuring, Planning, Run, Studying, is_program, offer, one_model, options
+from memfit.words.gpus import one_model
+from memfit.words.models import is_program
+from memfit.words.options import Measuring, Planning, Run, Studying, options
+from memfit.words.read import offer
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate

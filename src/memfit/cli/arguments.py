@@ -15,7 +15,7 @@ from memfit.errors import InputError, Problem
 from memfit.registry import nearest
 from memfit.spellings import AMBIGUOUS, Meaning, meanings, names, settings, switched, value
 from memfit.unrelated_options import is_switch, unrelated
-from memfit.words import Planning, Run, Studying, options
+from memfit.words.options import Planning, Run, Studying, options
 
 HELP = ("--help", "--help-all", "-h")
 LIKE = 0.65  # similarity below which no other option is offered

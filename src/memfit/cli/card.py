@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from memfit.words import is_gpu, names_gpu, one_model
+from memfit.words.gpus import is_gpu, names_gpu, one_model
 
 HELP = """\
 {help}.

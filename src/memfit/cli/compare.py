@@ -15,7 +15,7 @@ from memfit.api.verbs import compare
 from memfit.cli import arguments as cli_arguments
 from memfit.errors import InputError, Problem
 from memfit.report.comparison import LETTERS, data, table, text
-from memfit.words import one_model
+from memfit.words.gpus import one_model
 
 HELP = """\
 {help}.

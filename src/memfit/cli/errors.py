@@ -24,7 +24,7 @@ def complain(problems: Iterable[Problem]) -> None:
 
 def wants_json(words: Sequence[str]) -> bool:
     """Whether the words of a command line ask for JSON; behind a script they are the script's."""
-    from memfit.words import is_program
+    from memfit.words.models import is_program
 
     for place, word in enumerate(words):
         if word == "--" or (words[0] == "trace" and is_program(word)):

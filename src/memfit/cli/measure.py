@@ -53,7 +53,7 @@ def run(
         return 0, json.dumps(
             [dataclasses.asdict(one) for one in made], indent=2
         ) if as_json else measured.table(made)
-    from memfit.words import one_model
+    from memfit.words.gpus import one_model
 
     made = measure(one_model(words), told=progress, **given)
     if as_json:

@@ -13,7 +13,7 @@ from memfit.errors import raise_errors
 from memfit.output_files import unwritable, write_text
 from memfit.plan.ledger import Counted
 from memfit.report.plan import data, job_file, markdown, text
-from memfit.words import one_model
+from memfit.words.gpus import one_model
 
 FLAGS = (click.Option(["--overwrite"], is_flag=True, help="replace the file that `--write` names"),)
 INTERRUPTED = 130  # as a shell has it for Ctrl-C

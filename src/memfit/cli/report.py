@@ -12,7 +12,7 @@ import click
 
 from memfit.api.report import COUNTERS, cache_state, report_of, write_report
 from memfit.report.figures import gib, with_unit
-from memfit.words import one_model
+from memfit.words.gpus import one_model
 
 REPORT_HELP = """\
 {help}.

@@ -53,7 +53,7 @@ def run(
     from memfit.api.study import recorded
     from memfit.report import study as report
     from memfit.truth.published_cells import beside, published
-    from memfit.words import gather
+    from memfit.words.read import gather
 
     strange = [*unwritable(heatmap, "heatmap")]
     own = gather(strange, list[Any], lambda: recorded(Path(records)) if records else [])

@@ -15,7 +15,7 @@ import click
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable
 from memfit.terminal import escaped, put
-from memfit.words import is_program
+from memfit.words.models import is_program
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
