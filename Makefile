@@ -52,8 +52,8 @@ test: setup            ## all tests, and whether they notice 30 changes in a cop
 
 whole: setup           ## the fuzzer, every option by trace, the product of everything, the load: minutes to hours
 	MEMFIT_CASES=200000 $(BIN)/python -m pytest -s tests/core/test_fuzz.py $(ARGS)
-	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/conformance/test_options.py tests/torch/test_encoders.py \
-		tests/torch/test_capture.py tests/torch/test_label_heads.py tests/torch/test_public_scripts.py $(ARGS)
+	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/conformance/test_options.py tests/conformance/test_layouts.py \
+		tests/torch/test_encoders.py tests/torch/test_capture.py tests/torch/test_label_heads.py tests/torch/test_public_scripts.py $(ARGS)
 	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/core/test_served.py $(ARGS)
 	MEMFIT_LOAD=20000 $(BIN)/python -m pytest tests/core/test_load.py $(ARGS)
 
