@@ -250,3 +250,21 @@ def test_layers_that_look_at_pictures_are_those_listed(listed: list[int] | None,
     example = find("mllama").examples[0]
     text = {**example["text_config"], "cross_attention_layers": listed}
     assert len(build({**example, "text_config": text}).layers) == left
+
+
+def test_the_warm_up_counts_a_packed_tower_as_it_is_packed() -> None:
+    """transformers asks its quantizer for the bytes of every weight, those of a tower, too
+    (transformers 5.23 modeling_utils.py get_total_byte_count)."""
+    model = build(example("llava"))
+    job = Job(method="qlora", seq=64, targets="q_proj")
+    sizes = {
+        one.op: one.size
+        for one in lower(model, job).events
+        if isinstance(one, Alloc) and not one.where
+    }
+    packed = sum(
+        one.count
+        for one in (*model.weights(),)
+        if one.role == "linear" and len(one.shape) == 2 and one.name != "lm_head.weight"
+    )
+    assert sizes["warmup"] == pytest.approx(2 * model.parameters - 1.5 * packed, abs=1024)

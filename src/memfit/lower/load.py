@@ -87,6 +87,9 @@ def packed_names(program: Program) -> Iterator[str]:
         yield from (
             linear.name for linear in module.linears() if program.quantized(linear, linear.name)
         )
+    for linear in idle_linears(model.towers):
+        if program.quantized(linear, linear.name):
+            yield linear.name
 
 
 def idle_linears(weights: Iterable[Weight]) -> list[Linear]:
