@@ -268,3 +268,84 @@ def test_the_warm_up_counts_a_packed_tower_as_it_is_packed() -> None:
         if one.role == "linear" and len(one.shape) == 2 and one.name != "lm_head.weight"
     )
     assert sizes["warmup"] == pytest.approx(2 * model.parameters - 1.5 * packed, abs=1024)
+
+
+SIGHT = {"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16}
+# As published, without what no weight depends on, with the parameters of transformers' class
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "PaliGemma 3B": (
+        {
+            "model_type": "paligemma",
+            "projection_dim": 2048,
+            "text_config": {
+                "model_type": "gemma",
+                "hidden_size": 2048,
+                "intermediate_size": 16384,
+                "num_attention_heads": 8,
+                "num_hidden_layers": 18,
+                "num_key_value_heads": 1,
+                "vocab_size": 257216,
+            },
+            "vision_config": {
+                **SIGHT,
+                "model_type": "siglip_vision_model",
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+                "vision_use_head": False,
+            },
+        },
+        2_923_466_480,
+    ),
+    "Idefics 2 8B": (  # its vision part calls itself so, and the class overrides it
+        {
+            "model_type": "idefics2",
+            "perceiver_config": {"model_type": "idefics2"},
+            "text_config": {"model_type": "mistral", "vocab_size": 32003},
+            "tie_word_embeddings": False,
+            "vision_config": {
+                **SIGHT,
+                "model_type": "idefics2",
+                "image_size": 980,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+            },
+        },
+        8_402_768_112,
+    ),
+    "Aya Vision 8B": (  # no config class has the width of its projector
+        {
+            "model_type": "aya_vision",
+            "alignment_intermediate_size": 28672,
+            "text_config": {
+                "model_type": "cohere2",
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_attention_heads": 32,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 8,
+            },
+            "vision_config": {
+                **SIGHT,
+                "model_type": "siglip_vision_model",
+                "image_size": 364,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+                "vision_use_head": False,
+            },
+        },
+        8_631_842_032,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_of_described_families_have_their_parameters(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    assert build(config).parameters == parameters
+
+
+def test_a_width_that_a_config_leaves_to_the_code_is_asked_for() -> None:
+    config, _ = PUBLISHED["Aya Vision 8B"]
+    bare = {key: one for key, one in config.items() if key != "alignment_intermediate_size"}
+    with pytest.raises(InputError, match="`alignment_intermediate_size`"):
+        build(bare)

@@ -15,7 +15,8 @@ from memfit.errors import InputError
 @dataclass(frozen=True, kw_only=True)
 class NewFamily:
     """A family whose every head was compared with the real code. `graphs`: its files by setting,
-    of which encoders have one. `left_out`: the heads that it does not have, and why."""
+    of which encoders have one, and language models with towers none. `left_out`: the heads that it
+    does not have, and why."""
 
     model_type: str
     row: Mapping[str, Any]

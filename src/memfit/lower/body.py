@@ -72,10 +72,7 @@ class Body:
         if self.programs.start is None:
             warm_up(r, self.program)
         apart = head_apart(r, self.program)
-        self.ends.load(model.towers, idle_linears(model.towers))
-        self.idle = [one for one in self.ends.tensors.values() if one.needs]
-        for tensor in self.idle:
-            tensor.needs = False  # text gives a tower no gradient, and so the first step no state
+        self.load_towers(model.ahead)
         if self.program.quant is not None and self.program.quant.double:
             self.shared.append(
                 r.tensor((256,), FP32, "code", "weights")
@@ -90,6 +87,7 @@ class Body:
         for module in model.final:
             self.ends.load(module.weights(), module.linears())
         self.ends.load(model.buffers, ())
+        self.load_towers(model.towers[len(model.ahead) :])
         if model.headless:
             pass
         elif model.tied:
@@ -109,6 +107,15 @@ class Body:
             self.everywhere(repack, "load")
         weights = (one for bound in self.layers for one in bound.tensors.values())
         self.shared += exllama_buffers(r, self.program, weights)
+
+    def load_towers(self, weights: tuple[Weight, ...]) -> None:
+        """Text gives a tower no gradient, and so the first step no state."""
+        self.ends.load(weights, idle_linears(weights))
+        for weight in weights:
+            tensor = self.ends.tensors.get(weight.name)
+            if tensor is not None and tensor.needs:
+                tensor.needs = False
+                self.idle.append(tensor)
 
     def layer_buffers(self) -> tuple[Weight, ...]:
         return tuple((self.programs.layer_buffers or versions.tables)(self.program))

@@ -480,6 +480,7 @@ class Model:
         # held beside the language model and idle while it reads text (a vision tower and its
         # projector)
     ] = ()
+    behind: int = 0  # of the towers' weights, the last ones that lie behind the language model
     last: str = ""  # the module of the last parameter, where it is one of the towers'
     stored: tuple[Stored, ...] = field(
         default=(), repr=False
@@ -502,7 +503,7 @@ class Model:
 
     def tensors(self) -> Iterator[Weight]:
         """Parameters and buffers, in the order in which they are built."""
-        yield from self.towers
+        yield from self.ahead
         for module in self.embed:
             yield from module.weights()
         for index, layer in enumerate(self.layers):
@@ -516,12 +517,18 @@ class Model:
         for module in self.final:
             yield from module.weights()
         yield from self.buffers
+        yield from self.towers[len(self.ahead) :]
         if self.headless:
             return
         if not self.tied:
             yield from self.head.weights()
         elif self.head.bias:
             yield from (weight for weight in self.head.weights() if weight.role == "bias")
+
+    @property
+    def ahead(self) -> tuple[Weight, ...]:
+        """Weights of the towers that lie before the language model."""
+        return self.towers[: len(self.towers) - self.behind]
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:

@@ -85,8 +85,13 @@ def builder(kind: str, config: Any) -> Any:
 
 def names(builder: Any, config: Any) -> tuple[str, ...]:
     """Of the classes that the builder has for this configuration."""
+    return tuple(one.__name__ for one in classes(builder, config))
+
+
+def classes(builder: Any, config: Any) -> tuple[type, ...]:
+    """The classes that the builder has for this configuration."""
     found = builder._model_mapping[type(config)]
-    return tuple(one.__name__ for one in (found if isinstance(found, (tuple, list)) else (found,)))
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
 __all__ = ["SILENT", "chosen"]

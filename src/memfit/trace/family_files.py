@@ -12,6 +12,7 @@ from memfit.graph.solve import Unsolved
 from memfit.model.families import _captured, _chains, forget
 from memfit.model.families._rows import row_of
 from memfit.trace.chain_files import chain_file, setting
+from memfit.trace.composite_files import composed, made_composite
 from memfit.trace.decoder_files import decodes, made_decoder
 from memfit.trace.family_check import PRECISIONS, head_fault, refused_precisions, unseen
 from memfit.trace.new_family import refuse, row_data
@@ -33,6 +34,8 @@ class Made:
 def made(kind: str, given: Mapping[str, Any] | None = None) -> Made:
     """The family of a type of models; raises InputError where none of its heads can be written and
     agrees with the real code."""
+    if composed(kind):
+        return Made(row=made_composite(kind, given or {}), graphs={}, left_out={})
     if decodes(kind):
         row, files = made_decoder(kind, given)
         return Made(row=row, graphs=files, left_out={})

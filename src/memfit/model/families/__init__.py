@@ -72,6 +72,11 @@ def family(
     return add
 
 
+def known(model_type: str) -> bool:
+    """Whether a family of this type is registered."""
+    return model_type in _FAMILIES
+
+
 def forget(model_type: str) -> None:
     """Let a family be registered anew."""
     _FAMILIES.pop(model_type, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
@@ -58,6 +58,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "decode": {"task": "inference", "precision": "bf16", "pass": 2},
 }
 GENERATION = ("prefill", "decode")
+Root: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ class Graphs:
     derived: Mapping[str, tuple[str, ...]]
     origin: Mapping[str, str]  # the class, its file and checksum, and the versions
     window: int = 0
+    root: Root = ("", "")  # what names begin with as captured, and in this model
 
     def of(self, name: str, batch: int, seq: int, setting: str) -> Graph:
         """The graph of this name for a batch of this size."""
@@ -132,7 +134,7 @@ class Graphs:
 
     def all(self, setting: str) -> Mapping[str, Graph]:
         """Every graph of a setting."""
-        return graphs_of(self.family, setting) if setting else self.graphs
+        return graphs_of(self.family, setting, self.root) if setting else self.graphs
 
     def holds(self, setting: str) -> bool:
         """Whether the start's result stays until the model returns."""
@@ -192,9 +194,25 @@ def stored(name: str, setting: str = "") -> Mapping[str, Any]:
 
 
 @cache
-def graphs_of(name: str, setting: str = "") -> Mapping[str, Graph]:
+def graphs_of(name: str, setting: str = "", root: Root = ("", "")) -> Mapping[str, Graph]:
     """A family's graphs, read once."""
-    return parsed(stored(name, setting))
+    found = parsed(stored(name, setting))
+    return found if root == ("", "") else {key: moved(one, *root) for key, one in found.items()}
+
+
+def moved(graph: Graph, old: str, new: str) -> Graph:
+    """A graph whose weights and modules have another beginning of their names."""
+
+    def named(one: Any, mark: str = "") -> Any:
+        if not isinstance(one, str) or not f"{one}.".startswith(f"{mark}{old}"):
+            return one
+        return f"{mark}{new}{one[len(mark) + len(old) :]}".rstrip(".")
+
+    ops = tuple(
+        replace(op, where=named(op.where), inputs=tuple(named(one, "$") for one in op.inputs))
+        for op in graph.ops
+    )
+    return replace(graph, ops=ops)
 
 
 def place_of(name: str, setting: str) -> Traversable:

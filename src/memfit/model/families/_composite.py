@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from memfit.model.config import Fields
 from memfit.model.families import find
-from memfit.model.modules import Model, Module, Weight
+from memfit.model.families._captured import graphs_of
+from memfit.model.modules import Captured, Loose, Model, Module, Weight
 
-PREFIX = "model.language_model."
+TIE = "tie_word_embeddings"
+SAID = (None, False, True)
+NAMES = ("model.", "model.language_model.")
+Ties: TypeAlias = Sequence[Sequence[bool]]
 
 
 def rooted(model: Model, old: str, new: str) -> Model:
     """The same model with its parts under another name."""
 
     def module(one: Module) -> Module:
-        return replace(one, name=one.name.replace(old, new, 1))
+        named = replace(one, name=one.name.replace(old, new, 1))
+        if isinstance(named, Captured):
+            return replace(named, parts=tuple(map(module, named.parts)))
+        if isinstance(named, Loose):
+            return replace(named, held=tuple(map(weight, named.held)))
+        return named
 
     def weight(one: Weight) -> Weight:
         return replace(one, name=one.name.replace(old, new, 1))
 
+    graphs = model.graphs
+    if graphs is not None:
+        root = (old, new)
+        graphs = replace(graphs, graphs=graphs_of(graphs.family, root=root), root=root)
     return replace(
         model,
         prefix=model.prefix.replace(old, new, 1),
         embed=tuple(map(module, model.embed)),
         final=tuple(map(module, model.final)),
         buffers=tuple(map(weight, model.buffers)),
+        graphs=graphs,
     )
 
 
@@ -46,27 +60,38 @@ def kind_of(fields: Fields, kinds: tuple[str, ...]) -> str:
     return kind if kind in kinds else kinds[0]
 
 
+def said_of(fields: Fields) -> bool | None:
+    """What a config says of its head; None where it says nothing."""
+    return None if fields.config.get(TIE) is None else fields.flag(TIE, default=False)
+
+
 def composite(
     fields: Fields,
     name: str,
     kind: str,
     towers: Callable[[Model], Iterable[Weight]],
     *,
-    tied: bool = False,
+    tied: bool | Ties = False,
     tied_by_either: bool = False,
     hands_on_cache: bool = False,
-    prefix: str = PREFIX,
+    names: tuple[str, str] = NAMES,
     **changes: Any,
 ) -> Model:
-    """The model of class `name` whose language model is one of type `kind`. `hands_on_cache`: its
-    code hands `use_cache` on to the language model, which otherwise asks its own config.
-    `tied_by_either`: a head is tied, too, where only `text_config` says so."""
+    """The model of class `name` whose language model is one of type `kind`. `tied`: the class's
+    default, or whether a head is tied where the whole config says nothing, no or yes, and the
+    language model's part then. `tied_by_either`: it is, too, where only `text_config` says so.
+    `hands_on_cache`: its code hands `use_cache` on to the language model, which otherwise asks its
+    own config. `names`: what they begin with in the language model alone, and here."""
     text = text_fields(fields)
-    shared = fields.flag("tie_word_embeddings", default=tied)
-    if tied_by_either and text.config.get("tie_word_embeddings") is not None:
-        shared |= text.flag("tie_word_embeddings", default=tied)
-    text.config = {**text.config, "tie_word_embeddings": shared}
-    model = rooted(find(kind).build(text), "model.", prefix)
+    if isinstance(tied, bool):
+        shared = fields.flag(TIE, default=tied)
+        shared |= tied_by_either and bool(said_of(text))
+    else:
+        whole, inner = (said_of(one) for one in (fields, text))
+        shared = tied[SAID.index(whole)][SAID.index(inner)]
+        fields.taken |= {TIE: shared} if whole is inner is None else {}
+    text.config = {**text.config, TIE: shared}
+    model = rooted(find(kind).build(text), *names)
     # The outer dtype holds for both parts.
     said = fields.value("dtype", "torch_dtype", default=None) is not None
     return replace(
@@ -74,10 +99,9 @@ def composite(
         family=name,
         tied=shared,
         towers=tuple(towers(model)),
-        heads=("image-text",),
+        **{"heads": ("image-text",), **changes},
         caching=not hands_on_cache and text.flag("use_cache", default=True),
         dtype=fields.dtype() if said else model.dtype,
-        **changes,
     )
 
 

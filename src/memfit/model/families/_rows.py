@@ -11,8 +11,8 @@ from typing import Any
 
 from memfit.graph import evaluated
 from memfit.model.config import Fields
+from memfit.model.families import known
 from memfit.model.families._captured import (
-    ROWS,
     TRACE,
     Dims,
     Row,
@@ -20,7 +20,8 @@ from memfit.model.families._captured import (
     ratio,
     variants,
 )
-from memfit.model.families._chains import CHAINS, ChainRow, chained
+from memfit.model.families._chains import ChainRow, chained
+from memfit.model.families._composite_rows import composed
 from memfit.model.label_heads import LabelRow
 
 HERE = "libraries/transformers/rows"
@@ -28,7 +29,7 @@ HERE = "libraries/transformers/rows"
 
 def load(model_type: str) -> bool:
     """Register the family of this type; whether a row describes it."""
-    if model_type in CHAINS or model_type in ROWS or model_type not in names():
+    if known(model_type) or model_type not in names():
         return False
     place = folder().joinpath(f"{model_type}.json")
     register(json.loads(place.read_text(encoding="utf-8")))
@@ -37,7 +38,9 @@ def load(model_type: str) -> bool:
 
 def register(data: Mapping[str, Any]) -> None:
     """Register the family that a row describes."""
-    if data.get("decoder"):
+    if data.get("composite"):
+        composed(data)
+    elif data.get("decoder"):
         captured(decoder_row(data))
     else:
         chained(row_of(data))

@@ -60,7 +60,9 @@ def seeing(fields: Fields, name: str, tower: str) -> Model:
         projection = "model.connector.modality_projection.proj"
         yield from linear(projection, shuffled * width, model.width, bias=False)
 
-    return composite(fields, name, kind, towers, hands_on_cache=True, prefix="model.text_model.")
+    return composite(
+        fields, name, kind, towers, hands_on_cache=True, names=("model.", "model.text_model.")
+    )
 
 
 @family(
