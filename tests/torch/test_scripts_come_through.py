@@ -66,7 +66,7 @@ def each(model, loss, best):
     drawn = torch.randn(8, 8, device="cuda")
     drawn[drawn > 0] = 0
     assert torch.masked_select(drawn, drawn > 0).shape == (64,)
-    assert (drawn > 0).nonzero().shape == (64, 2)
+    assert (drawn > 0).nonzero().shape == (64, 2) and (drawn > 2).nonzero().item() == 1
     assert len(torch.where(drawn > 0)) == 2
 """
 

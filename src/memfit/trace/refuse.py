@@ -237,6 +237,13 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
             )
         return self.module(*brought(args), **brought(given))
 
+    true_item = torch.Tensor.item
+
+    def item(self: Any) -> Any:
+        """The one place that a mask selects, where it is assumed to select all."""
+        several = self.is_meta and self.numel() > 1 and "mask" in recorder.notes
+        return true_item(self.flatten()[0] if several else self)
+
     true_script = torch.jit.script
 
     def scripted(one: Any, *args: Any, **given: Any) -> Any:
@@ -251,6 +258,7 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
         (torch.jit, "script", scripted),
         (torch.nn.DataParallel, "forward", replicated),
         (torch.jit, "trace", lambda function, *_, **__: function),  # it compares values
+        (torch.Tensor, "item", item),
         (torch.Tensor, "share_memory_", lambda self: self),
         # Whether parameters of a distribution are legal depends on their values
         (torch.distributions.Distribution, "_validate_args", False),
