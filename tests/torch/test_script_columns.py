@@ -170,6 +170,8 @@ def test_rows_beyond_a_stand_ins_end() -> None:
     assert len(select(data, range(100, 200))) == 10
     assert len(select(data, range(8, 100))) == 2
     assert len(select(data, range(8, 10))) == 2
+    assert len(select(data, range(100, len(data)))) == 10
+    assert len(select(data, range(0))) == 0
 
 
 @pytest.mark.parametrize(

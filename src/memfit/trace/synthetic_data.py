@@ -275,9 +275,11 @@ def rows(recorder: Watcher, others: Change) -> Change:
 
         def select(self: Any, indices: Any, *args: Any, **given: Any) -> Any:
             """A made-up data set has fewer rows than the true one."""
-            if isinstance(indices, range) and len(indices) and indices[-1] >= len(self):
+            last = (indices or [indices.start])[-1] if isinstance(indices, range) else -1
+            if last >= len(self):
                 first = indices.start if indices.start < len(self) else 0
-                indices = range(len(self))[first : first + len(indices) : indices.step]
+                count = len(indices) or len(self)  # to the end of a longer one
+                indices = range(len(self))[first : first + count : indices.step]
             return true(self, indices, *args, **given)
 
         halves = module.Dataset.train_test_split
