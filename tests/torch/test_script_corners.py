@@ -294,6 +294,7 @@ def test_blank_pictures_go_to_started_processes() -> None:
     ("line", "said"),
     [
         ("import transformers\ntransformers.TrainingArgumentz", "uses `TrainingArgumentz` of"),
+        ("import transformers\ntransformers.GPT2Config().never", "uses `never` of `GPT2Config`"),
         ("from transformers import Never", "imports `Never` from `transformers`"),
         ("import torch\ntorch.nn.Linear(1, 2, never=3)", "passes `never` to `"),
         ("import torch\ntorch.nn.Linear(1, 2).never", "uses `never` of `Linear`"),

@@ -179,7 +179,7 @@ def other_version(bad: BaseException, script: str) -> Told:
         what, owner, module = f"uses `{lost[2]}` of", lost[1], lost[1]
     elif isinstance(bad, AttributeError):
         code = inner.tb_frame.f_code.co_name
-        if inner is not user and code != "__getattr__":
+        if inner is not user and code not in ("__getattr__", "__getattribute__"):
             return None
         asked = bad.obj if inner is user else inner.tb_frame.f_locals.get("self")
         kind = asked if isinstance(asked, type) else type(asked)
