@@ -330,3 +330,18 @@ def test_what_a_cell_takes_from_the_future_comes_first() -> None:
     compile(made, "cell", "exec")
     assert made.count("\n") == 3
     assert beginning("import os\n") == "import os\n"
+
+
+ON_THE_CPU = """
+import torch
+model = torch.nn.Linear(8, 8)
+model(torch.randn(8, 8)).mean().backward()
+torch.optim.SGD(model.parameters()).step()
+"""
+
+
+def test_a_script_that_stays_on_the_cpu_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ON_THE_CPU)
+    found = trace(script, steps=1)
+    assert [one.message for one in found.problems if "puts nothing on the GPU" in one.message]

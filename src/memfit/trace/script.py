@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 from memfit.errors import InputError, Problem
 from memfit.simulate.settings import Settings
-from memfit.tape import Tape
+from memfit.tape import Alloc, Tape
 from memfit.trace import (
     assume,
     autocast,
@@ -284,13 +284,17 @@ def answer(follower: Follower) -> Tape:
             f"{follower.repeats.skipped} passes without gradients that allocate like those before "
             "them are not run",
         )
+    events = recorder.finished()
+    if isinstance(recorder, Watcher) and not any(isinstance(one, Alloc) for one in events):
+        hint = 'move the model and its inputs there with `.to("cuda")`'
+        recorder.note("cpu", "the script puts nothing on the GPU: it runs on the CPU", hint)
     versions = {
         name: str(module.__version__)
         for name in LIBRARIES
         if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
     }
     return Tape(
-        events=recorder.finished(),
+        events=events,
         source="trace",
         versions={"python": sys.version.split()[0], **versions},
     )
