@@ -184,3 +184,27 @@ def test_published_sizes_have_the_published_count(name: str, count: int) -> None
     with torch.device("meta"):
         model = transformers.AutoModelForImageTextToText.from_config(config)
     assert sum(one.numel() for one in model.parameters()) == count
+
+
+def test_a_class_that_cannot_be_worn_is_left() -> None:
+    transformers, tokenizers = map(pytest.importorskip, ("transformers", "tokenizers"))
+    base = transformers.PreTrainedTokenizerFast
+
+    class Strange(base):  # type: ignore[misc, valid-type]
+        def __init__(self, never: bool = True) -> None: ...
+
+        def more(self) -> str:
+            return "more"
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "never":
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    class Updating(base):  # type: ignore[misc, valid-type]
+        def update_post_processor(self) -> None: ...
+
+    for kind in (Strange, Updating):
+        words = tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>")
+        tokenizer = base(tokenizer_object=tokenizers.Tokenizer(words), unk_token="<unk>")
+        assert type(synthetic_tokenizers.dressed(tokenizer, kind, {})) is base

@@ -171,13 +171,16 @@ def dressed(tokenizer: Any, kind: type, given: dict[str, Any]) -> Any:
     fast: Any = (
         kind if issubclass(kind, base) else getattr(transformers, f"{kind.__name__}Fast", base)
     )
-    same = all(hasattr(base, one) or one.startswith("_") for one in vars(fast))
-    if same or not issubclass(fast, base):
+    own = [name for name, one in vars(fast).items() if inspect.isfunction(one)]
+    if all(hasattr(base, one) or one.startswith("_") or one in UPDATES for one in own):
         return tokenizer
-    tokenizer.__class__ = fast
-    for name, one in inspect.signature(fast.__init__).parameters.items():
-        if one.default is not one.empty and not hasattr(tokenizer, name):
-            setattr(tokenizer, name, given.get(name, one.default))
+    before, tokenizer.__class__ = tokenizer.__class__, fast
+    try:
+        for name, one in inspect.signature(fast.__init__).parameters.items():
+            if one.default is not one.empty and not hasattr(tokenizer, name):
+                setattr(tokenizer, name, given.get(name, one.default))
+    except (AttributeError, TypeError, ValueError):  # its own beginnings are missed
+        tokenizer.__class__ = before
     return tokenizer
 
 
@@ -260,6 +263,7 @@ CHOSEN = (  # of the arguments of `from_pretrained`
     "eos_token",
     "bos_token",
 )
+UPDATES = {"update_post_processor"}  # of which no script knows (Llama's, transformers 4)
 ENDLESS = int(1e30)  # as transformers says where a tokenizer has no limit (XLNet)
 FEW = 100  # tokens of a vocabulary of special ones
 VOCABULARIES = {  # of tiktoken's encodings (tiktoken_ext/openai_public.py, 0.12)
