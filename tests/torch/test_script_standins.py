@@ -19,7 +19,7 @@ from memfit.trace import (
     synthetic_tokenizers,
     vision_tokens,
 )
-from memfit.trace.pretrained import original
+from memfit.trace.pretrained import in_bits, original
 
 FLASH = """
 import torch
@@ -208,3 +208,15 @@ def test_a_class_that_cannot_be_worn_is_left() -> None:
         words = tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>")
         tokenizer = base(tokenizer_object=tokenizers.Tokenizer(words), unk_token="<unk>")
         assert type(synthetic_tokenizers.dressed(tokenizer, kind, {})) is base
+
+
+def test_bits_without_a_config_before_transformers_5() -> None:
+    pytest.importorskip("bitsandbytes")
+    given: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_cache": False}
+    found = in_bits(given, True)
+    assert (found.load_in_4bit, found.bnb_4bit_quant_type) == (True, "nf4")
+    assert given == {"use_cache": False}
+    given = {"load_in_8bit": False}
+    assert in_bits(given, True) is None
+    assert given == {}
+    assert in_bits({"load_in_8bit": True}, False) is None

@@ -8,6 +8,7 @@ transformers looks.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from types import ModuleType
 from typing import Any
@@ -174,6 +175,22 @@ def reachable(endpoint: str) -> bool:
         return False
 
 
+def in_bits(rest: dict[str, Any], old: bool) -> Any:
+    """`load_in_8bit=True` by itself, as `from_pretrained` took it until transformers 5 (4.44
+    modeling_utils.py)."""
+    import transformers
+
+    if not old:
+        return None
+    asked = any(rest.get(one) for one in BITS)
+    taken = inspect.signature(transformers.BitsAndBytesConfig).parameters if asked else BITS
+    found = {one: rest.pop(one) for one in [*rest] if one in taken}
+    return transformers.BitsAndBytesConfig(**found) if asked else None
+
+
+BITS = ("load_in_8bit", "load_in_4bit")
+
+
 def models(module: ModuleType, recorder: Watcher) -> list[Patch]:
     """For `transformers.modeling_utils`."""
 
@@ -196,7 +213,11 @@ def load(
                 "`memfit estimate MODEL --use tp=2` predicts tensor parallelism",
             )
     config, rest = config_of(cls, name, given)
-    asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
+    asked = (
+        in_bits(rest, TRANSFORMERS < (5, 0))
+        or rest.pop("quantization_config", None)
+        or getattr(config, "quantization_config", None)
+    )
     wanted = job_of(asked)
     if getattr(asked, "dequantize", False) and getattr(config, "dtype", None) is None:
         config.dtype = torch.bfloat16  # as such checkpoints store what is not quantized
