@@ -37,6 +37,8 @@ assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKE
 
 file = hf_hub_download("someone/files", "train/a.json", repo_type="dataset")
 assert len(json.load(open(file))) == 200 and file.endswith("train/a.json")
+lines = [json.loads(one) for one in open(file)]
+assert len(lines[0].get("answer", "").split()) == len(lines[0][1].get("answer").split()) == 32
 assert not hf_hub_download("someone/files", "a.bin").endswith("train/a.json")
 assert snapshot_download("someone/files") == "someone/files"
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):

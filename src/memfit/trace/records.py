@@ -37,15 +37,26 @@ class Record(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if not by_user():
             raise KeyError(name)
-        self[name] = self.columns.values(name, None)
+        return self.field(name)
+
+    def field(self, name: str) -> Any:
+        if name not in self:
+            self[name] = self.columns.values(name, None)
         return self[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.field(name) if by_user() else super().get(name, default)
 
 
 class Records(list[Any]):
-    """A list of records; a name in it, as `data["train"]`, leads to the same list."""
+    """A list of records; a name in it, as `data["train"]`, leads to the same list. A line of a
+    file that has a record on each is like its first."""
 
     def __getitem__(self, key: Any) -> Any:
         return self if isinstance(key, str) else super().__getitem__(key)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[0].field(name) if by_user() else default
 
 
 def changes(module: ModuleType, columns: Columns) -> list[Patch]:
