@@ -41,6 +41,7 @@ lines = [json.loads(one) for one in open(file)]
 assert len(lines[0].get("answer", "").split()) == len(lines[0][1].get("answer").split()) == 32
 assert not hf_hub_download("someone/files", "a.bin").endswith("train/a.json")
 assert snapshot_download("someone/files") == "someone/files"
+assert list(load_dataset("Abirate/english_quotes")) == ["train"]
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):
     assert row["review_title"]
 parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)
