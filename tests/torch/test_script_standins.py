@@ -40,11 +40,12 @@ for asked in ("flash_attention_2", "kernels-community/flash-attn3"):
 STOPPED = """
 import torch
 from datasets import load_dataset
-from transformers import WhisperTokenizer
+from transformers import AutoTokenizer, WhisperTokenizer
 
 whisper = "openai/whisper-tiny"
 spoken = WhisperTokenizer.from_pretrained(whisper, language="hindi", task="transcribe")
 spoken.set_prefix_tokens(language="french")
+assert AutoTokenizer.from_pretrained("roberta-base").model_max_length == 512
 assert spoken.language == "french" and spoken("a word").input_ids
 assert torch.hub.list("pytorch/vision:main") == []
 float(load_dataset("someone/strange", split="train")[0]["story"])

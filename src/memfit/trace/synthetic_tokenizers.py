@@ -111,6 +111,7 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
             special_tokens=[(one, vocabulary[one]) for one in {first, last} if one],
         )
     longest = getattr(config, "max_position_embeddings", None) or 512
+    longest -= 2 if longest % 8 == 2 else 0  # RoBERTa's positions begin behind the padding's
     longest = longest if longest > 0 else ENDLESS
     chosen = {key: given[key] for key in CHOSEN if key in given}
     tokenizer = transformers.PreTrainedTokenizerFast(
