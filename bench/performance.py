@@ -29,7 +29,11 @@ import sys, time
 from memfit.estimate import estimate
 from memfit.hardware import parse_cluster
 from memfit.job import Job
-from memfit.words import Ask, model_of
+try:
+    from memfit.words.models import model_of
+    from memfit.words.options import Ask
+except ImportError:  # the older commit
+    from memfit.words import Ask, model_of
 _, model = model_of("meta-llama/Llama-3.1-8B", Ask(offline=True))
 cluster, precise = parse_cluster("rtx-4090"), sys.argv[1] == "precise"
 taken = []
