@@ -96,9 +96,12 @@ def named_by_place(words: Sequence[str]) -> list[str]:
 
 def gpu_words(words: Sequence[str]) -> int:
     """How many of the first words name a GPU: as many as possible, or 0. A Mac without its memory
-    is meant for one, too."""
+    is meant for one, too; a number alone may belong to the model."""
     from memfit.hardware.apple import without_memory
 
+    counts = words[0].isdecimal() and len(words[0]) < 3
+    if counts and words[1:2] not in (["x"], ["X"]):
+        return 0
     for long in range(min(LONGEST, len(words)), 0, -1):
         whole = " ".join(words[:long])
         if (is_gpu(whole) and not is_model(whole)) or without_memory(whole, "gpu"):
