@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 from memfit.answers import (
     Advice,
@@ -24,15 +24,8 @@ from memfit.answers import (
     WholeRun,
 )
 from memfit.band import (
-    ENOUGH_CASES,
-    ENOUGH_SOURCES,
-    Regime,
-    Spread,
-    evidence,
-    share_between,
     spread,
     spread_of,
-    varied,
 )
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
@@ -40,9 +33,6 @@ from memfit.hardware import (
     GPU,
     Cluster,
     Span,
-    communicators,
-    context,
-    usable,
     vendor_remarks,
 )
 from memfit.job import Job, remarks
@@ -67,7 +57,7 @@ from memfit.presentation import Presented
 from memfit.program import Program
 from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
-from memfit.simulate.memory import Memory, memory, moment
+from memfit.simulate.memory import Memory, memory
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
 from memfit.simulate.peaks import peaks
 from memfit.simulate.replay import Replay, replay, reserved_peak
@@ -78,11 +68,19 @@ from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
 from memfit.techniques.base import TRACE
-
-# What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies)
-# follows from shapes alone.
-PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
-Place: TypeAlias = "tuple[Cluster | None, Strategy]"  # which GPUs, and how they share the work
+from memfit.verdicts import (
+    Place,
+    allocator_advice,
+    band_of,
+    failure_of,
+    middle,
+    outside_of,
+    regime_of,
+    room_of,
+    total_of,
+    upper_end,
+    verdict_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -323,20 +321,22 @@ def _of_rank(
     cluster, strategy = place
     gpu = None if cluster is None else cluster.gpu
     settings, tape, found = _simulated(model, job, place, producer, precise)
-    outside, links = _outside(job, place)
-    room = None if gpu is None else _room(gpu)
+    outside, links = outside_of(job, place)
+    room = None if gpu is None else room_of(gpu)
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
-        limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
-    regime = _regime(job, place)
-    band = _band(found, outside, limited, regime)
-    verdict = _verdict(band, room, limited)
+        limited = replay(
+            tape, settings, max(0, room[1] - outside.low), total=total_of(settings, gpu)
+        )
+    regime = regime_of(job, place)
+    band = band_of(found, outside, limited, regime)
+    verdict = verdict_of(band, room, limited)
     program, notes = _marked(model, job, gpu, strategy)
     known = _parameters(
         _marked(model, job, gpu)[0] if strategy else program, tape, total
     )  # of the whole model
     off = spread_of(regime).high
-    advice = _advice(tape, job, found, (band, room, verdict), off) if precise else ()
+    advice = allocator_advice(tape, job, found, (band, room, verdict), off) if precise else ()
     return Estimate(
         model=model,
         job=job,
@@ -354,7 +354,7 @@ def _of_rank(
         ),
         band=band,
         verdict=verdict,
-        failure=_failure(tape, limited),
+        failure=failure_of(tape, limited),
         retries=0 if limited is None or limited.oom else limited.retries,
         squeezed=limited.peak_reserved
         if limited is not None and not limited.oom and limited.retries
@@ -405,10 +405,10 @@ def _beyond(
     producer: Producer | None,
     precise: bool,
 ) -> int:
-    (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
+    (outside, _), (low, high) = outside_of(job, place), room_of(place[0].gpu)
     if precise:
         held = _reserved(model, job, place, producer)
-        return _upper_end(held, outside, _regime(job, place)) - low
+        return upper_end(held, outside, regime_of(job, place)) - low
     return _live(model, job, place, producer) + outside.low - high
 
 
@@ -417,7 +417,7 @@ def _reserved(model: Model, job: Job, place: Place, producer: Producer | None) -
     found = None
     if producer is None:
         settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
-        total = _total(settings, None if place[0] is None else place[0].gpu)
+        total = total_of(settings, None if place[0] is None else place[0].gpu)
         with uncollected(), suppress(Unclear, NotImplementedError):
             asked = allocator_requests(model, job, *place)
             found = None if asked is None else reserved_peak(asked, settings, total=total)
@@ -439,7 +439,7 @@ def shortfall(
     never say `fits` where this is positive. `replayed`: by the walk that `surplus` replays, where
     that is asked for next."""
     place = cluster, strategy
-    (outside, _), (low, _) = _outside(job, place), _room(cluster.gpu)
+    (outside, _), (low, _) = outside_of(job, place), room_of(cluster.gpu)
     return _reach(_live(model, job, place, replayed=replayed), outside.high) - low
 
 
@@ -475,21 +475,13 @@ def _simulated(
 
 
 def _replayed(tape: Tape, settings: Settings, cluster: Cluster | None) -> Replay:
-    total = _total(settings, None if cluster is None else cluster.gpu)
+    total = total_of(settings, None if cluster is None else cluster.gpu)
     return once(
         (tape.events,),
         ("replay", settings, total),
         lambda: replay(tape, settings, total=total),
         lambda found: 1,
     )
-
-
-def _room(gpu: GPU) -> tuple[int, int]:
-    """What the GPU offers to one process: at least, at most."""
-    return usable(gpu), max(usable(gpu), gpu.memory_range[1] - gpu.held)
-
-
-_UNKNOWN = GPU(id="unknown", name="unknown", memory=1, memory_range=(1, 1))
 
 
 @contextmanager
@@ -503,27 +495,6 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _outside(job: Job, place: Place) -> tuple[Span, Span]:
-    """What lives outside torch's allocator, and of that what NCCL holds."""
-    cluster, strategy = place
-    gpu = _UNKNOWN if cluster is None else cluster.gpu
-    bare = context(gpu)
-    if not strategy:
-        return bare, Span(0, 0, "")
-    groups = tuple((ranks, stride) for _, ranks, stride in strategy.groups)
-    links = communicators(
-        gpu,
-        groups,
-        strategy.ranks if cluster is None else cluster.gpus_per_node,
-        job.version("torch"),
-    )
-    return Span(bare.low + links.low, bare.high + links.high, bare.cite), links
-
-
-def middle(span: Span) -> int:
-    return (span.low + span.high) // 2
 
 
 def _counted(cluster: Cluster | None, strategy: Strategy) -> None:
@@ -561,142 +532,12 @@ def _tape(
         ) from missing
 
 
-def _total(settings: Settings, gpu: GPU | None) -> int | None:
-    """Only a memory fraction asks for the memory of the device."""
-    if settings.memory_fraction >= 1:
-        return None
-    if gpu is None:
-        raise InputError.one(
-            "a memory fraction needs a GPU",
-            where="job.alloc_conf",
-            hint="add `--gpu`",
-        )
-    return gpu.memory
-
-
-def _regime(job: Job, place: Place) -> Regime:
-    """What published figures an answer is compared with."""
-    cluster, strategy = place
-    counter = "reserved" if cluster is None else "device"
-    return Regime(counter, strategy.ranks > 1, job.longest > job.seq)
-
-
-def _band(found: Memory, outside: Span, limited: Replay | None, regime: Regime) -> Band:
-    """Below, figures were some per cent less than predicted, but the allocator cannot give back
-    what is live; above, it keeps what it caches. Both ends move by as much as published cases were
-    off."""
-    said = spread_of(regime)
-    least = round(said.floor * found.allocated) + outside.low
-    origin = _origin(said, regime)
-    if found.reserved is None:
-        passing = sum(found.parts.get(part, 0) for part in PASSING)
-        high = round(said.high * found.allocated) + outside.high + passing // 4
-        return Band(
-            low=least,
-            high=high,
-            least=least,
-            origin=(f"{origin}; plus a quarter of the temporary memory for allocator gaps"),
-        )
-    held = found.reserved if limited is None or limited.oom else limited.peak_reserved
-    predicted = held + (outside.low + outside.high) // 2
-    return Band(
-        low=max(least, round(said.low * predicted)),
-        high=_upper_end(max(held, found.reserved), outside, regime),
-        least=least,
-        origin=f"{origin}; and the context's own range",
-    )
-
-
-def _upper_end(reserved: int, outside: Span, regime: Regime) -> int:
-    return round(spread_of(regime).high * reserved) + outside.high
-
-
 def band_of_replayed(found: Estimate, memory: Memory) -> Band:
     """For a run whose lengths were replayed: what is left is how far runs of one length are off."""
-    regime = _regime(dataclasses.replace(found.job, longest=0), (found.cluster, found.strategy))
+    regime = regime_of(dataclasses.replace(found.job, longest=0), (found.cluster, found.strategy))
     context, links = found.context, found.nccl
     outside = Span(context.low + links.low, context.high + links.high, context.cite)
-    return _band(memory, outside, None, regime)
-
-
-def _origin(said: Spread, regime: Regime) -> str:
-    """What the band rests on, and whether that is evidence for a figure like this one."""
-    every = spread()
-    off = f"{100 * every.low - 100:+.0f} to {100 * every.high - 100:+.0f} %"
-    cases, sources = evidence(regime)
-    words = (
-        f"{100 * share_between(every.low, every.high):.0f} % of {every.cases} published peaks "
-        f"({every.sources} sources, weighted equally) are {off} from the prediction"
-    )
-    if said.high > every.high:
-        long = varied()
-        words += (
-            f"; {len(long)} of batches of varying lengths "
-            f"({_sources(len({one.source for one in long}))}) are up to "
-            f"{100 * said.high - 100:+.0f} %"
-        )
-    if cases >= ENOUGH_CASES and sources >= ENOUGH_SOURCES:
-        return words
-    known = f"{cases} of {_sources(sources)}" if cases else "none"
-    return f"{words}; published runs of this kind ({regime}): {known}"
-
-
-def _sources(count: int) -> str:
-    return "1 source" if count == 1 else f"{count} sources"
-
-
-def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:
-    if room is None:
-        return None
-    if band.least > room[1] or (limited is not None and limited.oom is not None):
-        return "no"
-    return "fits" if band.high <= room[0] else "tight"
-
-
-def verdict_of(band: Band, room: tuple[int, int] | None) -> str | None:
-    """What a band says of a GPU, without a replay of the allocator."""
-    return _verdict(band, room, None)
-
-
-def _advice(
-    tape: Tape,
-    job: Job,
-    found: Memory,
-    judged: tuple[Band, tuple[int, int] | None, str | None],
-    off: float,
-) -> tuple[Problem, ...]:
-    """Where the allocator's gaps decide, whether expandable segments would turn the verdict: they
-    leave next to none. `off`: what the band's upper end makes of a byte that is held."""
-    band, room, verdict = judged
-    if room is None or verdict == "fits" or job.alloc_conf or found.reserved is None:
-        return ()
-
-    def without(saved: int) -> str | None:
-        return _verdict(dataclasses.replace(band, high=band.high - round(off * saved)), room, None)
-
-    if without(found.reserved - found.allocated) == verdict:  # the most that could be saved
-        return ()
-    saved = found.reserved - replay(tape, Settings(expandable_segments=True)).peak_reserved
-    better = without(saved)
-    if saved <= 0 or better == verdict:
-        return ()
-    message = f"with expandable segments it {'fits' if better == 'fits' else 'may fit'}"
-    return (
-        Problem(
-            message=message,
-            where="job.alloc_conf",
-            hint="`--alloc-conf expandable_segments:True`",
-            level="note",
-        ),
-    )
-
-
-def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
-    if limited is None or limited.oom is None:
-        return None
-    return Failure(
-        at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free
-    )
+    return band_of(memory, outside, None, regime)
 
 
 def _marked(
@@ -811,5 +652,4 @@ __all__ = [
     "surplus",
     "trainable",
     "uncollected",
-    "verdict_of",
 ]

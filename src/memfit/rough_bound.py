@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memfit.answers import Band, Parameters
 from memfit.band import spread
 from memfit.errors import InputError, Problem
-from memfit.estimate import PASSING, Estimate, estimate, verdict_of
+from memfit.estimate import Estimate, estimate
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.model.families import families
@@ -18,6 +18,7 @@ from memfit.model.likeness import build_like
 from memfit.model.modules import Model
 from memfit.model.source import Source
 from memfit.strategy import Strategy
+from memfit.verdicts import PASSING, verdict_of
 
 FEWEST = 3  # families; of fewer a range says nothing
 FARTHEST = 3  # times as many parameters as the model has, or as few

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate, middle
+from memfit.estimate import Estimate, estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.modules import Model
@@ -19,6 +19,7 @@ from memfit.simulate.replay import replay
 from memfit.strategy import TP, Gemini, Strategy
 from memfit.tape import Alloc, Comm, Free, Mark, Trim, check
 from memfit.uses import strategy_from
+from memfit.verdicts import middle
 from memfit.words.gpus import cluster_of
 from memfit.words.models import model_of
 from memfit.words.options import Ask

@@ -6,12 +6,13 @@ import textwrap
 from collections.abc import Iterator
 from math import prod
 
-from memfit.estimate import Estimate, middle
+from memfit.estimate import Estimate
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Model, MoE
 from memfit.report.figures import gib, with_unit
 from memfit.report.timing import timing
 from memfit.simulate.memory import Group
+from memfit.verdicts import middle
 
 LEGEND = {
     "B": "sequences",
