@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from memfit import band  # noqa: E402
 from memfit.report import accuracy as report  # noqa: E402
+from memfit.report import accuracy_data  # noqa: E402
 from memfit.report.figures import gib  # noqa: E402
 from memfit.report.markdown import table  # noqa: E402
 from memfit.truth import Case, read  # noqa: E402
@@ -556,7 +557,7 @@ def row_tables(data: dict[str, Any], rows: list[list[Any]]) -> list[Table]:
         (ANSWERED, report.TASK_HEAD, tasks(data)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), shares(data)),
         ("Refused", report.REASON_HEAD, refused),
-        (WORST.format(notable=100 * report.NOTABLE), worst_head, worst(data)),
+        (WORST.format(notable=100 * accuracy_data.NOTABLE), worst_head, worst(data)),
         (FARTHEST.format(far=100 * FAR), FAR_HEAD, far(rows)),
         (AGAIN, AGAIN_HEAD, again(rows)),
     ]
@@ -689,7 +690,7 @@ def main() -> int:
         data = json.loads(Path(given).read_text(encoding="utf-8"))
     else:
         found = compare(processes=os.cpu_count() or 1)
-        data = report.data(found)
+        data = accuracy_data.data(found)
         from memfit.report.scatter import svg
 
         (ROOT / "docs" / "accuracy.svg").write_text(svg(found), encoding="utf-8")

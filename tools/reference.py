@@ -24,7 +24,7 @@ from memfit.api.verbs import VERBS  # noqa: E402
 from memfit.cli import commands  # noqa: E402
 from memfit.cli.help import GROUPS  # noqa: E402
 from memfit.constants import KINDS, all_constants  # noqa: E402
-from memfit.report import FORMATS, accuracy, codec  # noqa: E402
+from memfit.report import FORMATS, accuracy_data, codec  # noqa: E402
 from memfit.words.options import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
@@ -199,7 +199,7 @@ def json_page() -> Iterator[str]:
     )
     yield ACCURACY + "".join(
         f"| `{path}` | {words(kind)} | {cell(meaning)} |\n"
-        for path, kind, meaning in accuracy.FIELDS
+        for path, kind, meaning in accuracy_data.FIELDS
     )
 
 

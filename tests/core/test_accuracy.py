@@ -20,6 +20,7 @@ from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.job import Job
 from memfit.report import accuracy as report
+from memfit.report import accuracy_data
 from memfit.report.scatter import svg
 from memfit.strategy import CP, DDP, FSDP, PP, TP, Strategy
 from memfit.strategy import ONE as ONE_GPU
@@ -233,14 +234,16 @@ def test_a_file_is_answered_in_every_format(
     assert "## Rows answered" in capsys.readouterr().out
     assert main(["accuracy", path, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["schema"] == report.SCHEMA
+    assert data["schema"] == accuracy_data.SCHEMA
     assert data["shares"]["one GPU"]["high"] == {"answered": 3, "rows": 3}
     assert data["oom"]["memfit"] == {"seen": 0, "asked": 1, "false_no": 0, "fitted": 2}
     assert {one["id"] for one in data["outcomes"]} == {"made-1", "b", "d"}
 
 
 def test_the_json_format_is_documented_whole(tmp_path: Path) -> None:
-    assert [name for name, _, _ in report.FIELDS] == list(report.data(accuracy(file(tmp_path, {}))))
+    assert [name for name, _, _ in accuracy_data.FIELDS] == list(
+        accuracy_data.data(accuracy(file(tmp_path, {})))
+    )
 
 
 def test_limit_and_progress(tmp_path: Path) -> None:
@@ -619,7 +622,7 @@ def test_every_method_is_told_by_every_axis(
         {"id": "d", "metric": "oom", "value": None, "seq": 2**20},
     )
     found = accuracy(path)
-    by = report.data(found)["by"]
+    by = accuracy_data.data(found)["by"]
     assert list(by) == ["metric", "task", "technique", "GPU", "source"]
     assert list(by["metric"]) == ["allocated", "out of memory", "reserved"]
     for axis in ("task", "technique", "GPU", "source"):

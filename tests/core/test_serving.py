@@ -14,7 +14,7 @@ from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.model import catalog
 from memfit.model.source import from_catalog
-from memfit.report.accuracy import data
+from memfit.report.accuracy_data import data
 from memfit.serving import ENGINES, find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.flags import read_flags

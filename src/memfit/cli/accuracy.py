@@ -88,7 +88,9 @@ def run(
 
         write_text(plot, svg(found), "plot")
     if form == "json":
-        return 0, json.dumps(report.data(found), indent=2, ensure_ascii=False)
+        from memfit.report.accuracy_data import data
+
+        return 0, json.dumps(data(found), indent=2, ensure_ascii=False)
     if form == "markdown":
         return 0, report.markdown(found, worst=worst)
     return 0, report.text(
