@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from memfit import renames
+from memfit.answers import Advice, Answer, Failure, Way
 from memfit.errors import Problem
-from memfit.estimate import Estimate, Way
+from memfit.estimate import Estimate
 from memfit.report.explain import workings
 from memfit.report.pace import TIME, time_dict
 from memfit.report.run import RUN, data
@@ -261,8 +262,7 @@ def to_json(estimate: Estimate, *, explain: bool = False) -> str:
 
 
 def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
-    memory, gpu, known = estimate.memory, estimate.gpu, estimate.parameters
-    usable = estimate.usable
+    known = estimate.parameters
     answer: dict[str, Any] = {
         "schema": SCHEMA,
         "deprecated": [
@@ -276,30 +276,9 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
             "family": estimate.model.family,
             "origin": estimate.model.origin,
         },
-        "job": dataclasses.asdict(estimate.job) if estimate.script is None else None,
-        "assumed": dict(estimate.assumed),
-        "script": None
-        if estimate.script is None
-        else {**dataclasses.asdict(estimate.script), "arguments": [*estimate.script.arguments]},
-        "gpu": None
-        if gpu is None or usable is None
-        else {"id": gpu.id, "name": gpu.name, "usable_low": usable[0], "usable_high": usable[1]},
-        "gpus": estimate.strategy.ranks,
-        "layouts": {}  # a script's are its own
-        if estimate.script is not None
-        else {name: dataclasses.asdict(layout) for name, layout in estimate.strategy.uses()},
-        "rank": estimate.strategy.rank,
-        "ranks": [dataclasses.asdict(one) for one in estimate.ranks],
-        "memory": {
-            "allocated": memory.allocated,
-            "reserved": memory.reserved,
-            "device": estimate.device,
-            "usable": None if usable is None else usable[0],
-            "host": estimate.host.size,
-            "host_node": estimate.host.node,
-            "parts": estimate.parts,
-            "peak": moment(memory.at),
-        },
+        **job_dict(estimate),
+        **place_dict(estimate),
+        "memory": memory_dict(estimate),
         **time_dict(estimate),
         "band": {
             "low": estimate.band.low,
@@ -309,46 +288,91 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         "parameters": {"total": known.total, "trainable": known.trainable, "active": known.active},
         "source": estimate.source,
         "versions": dict(estimate.versions),
-        "timeline": [stretch._asdict() for stretch in memory.timeline],
-        "out_of_memory": None,
+        "timeline": [stretch._asdict() for stretch in estimate.memory.timeline],
+        "out_of_memory": failure_dict(estimate.failure),
         "run": data(estimate.run),
         "retries": estimate.retries,
-        "answers": [
-            {
-                "question": one.question,
-                "value": one.value,
-                "device": one.device,
-                "limit": one.limit,
-                "tried": [
-                    {"setting": name, "verdict": verdict, "device": device}
-                    for name, verdict, device in one.tried
-                ],
-            }
-            for one in estimate.answers
-        ],
+        "answers": [answer_dict(one) for one in estimate.answers],
         "next": None if estimate.next_way is None else way_dict(estimate.next_way),
-        "advice": None
-        if estimate.advice is None
-        else {
-            "helps": estimate.advice.helps,
-            "rungs": [dataclasses.asdict(rung) for rung in estimate.advice.rungs],
-            "ways": [
-                {**way_dict(one), "rungs": [dataclasses.asdict(rung) for rung in one.rungs]}
-                for one in estimate.advice.ways
-            ],
-        },
+        "advice": None if estimate.advice is None else advice_dict(estimate.advice),
         "problems": [problem_dict(problem) for problem in estimate.problems],
     }
-    if estimate.failure is not None:
-        answer["out_of_memory"] = {
-            **(moment(estimate.failure.at) or {}),
-            "asked": estimate.failure.asked,
-            "left": estimate.failure.left,
-        }
     if explain:
         answer["workings"] = [dataclasses.asdict(one) for one in workings(estimate)]
         answer["kernels"] = [one._asdict() for one in estimate.kernels]
     return answer
+
+
+def job_dict(estimate: Estimate) -> dict[str, Any]:
+    """The job, or the script that was run instead."""
+    script = estimate.script
+    return {
+        "job": dataclasses.asdict(estimate.job) if script is None else None,
+        "assumed": dict(estimate.assumed),
+        "script": None
+        if script is None
+        else {**dataclasses.asdict(script), "arguments": [*script.arguments]},
+    }
+
+
+def place_dict(estimate: Estimate) -> dict[str, Any]:
+    """The GPUs, and how they share the work."""
+    gpu, usable, strategy = estimate.gpu, estimate.usable, estimate.strategy
+    return {
+        "gpu": None
+        if gpu is None or usable is None
+        else {"id": gpu.id, "name": gpu.name, "usable_low": usable[0], "usable_high": usable[1]},
+        "gpus": strategy.ranks,
+        "layouts": {}  # a script's are its own
+        if estimate.script is not None
+        else {name: dataclasses.asdict(layout) for name, layout in strategy.uses()},
+        "rank": strategy.rank,
+        "ranks": [dataclasses.asdict(one) for one in estimate.ranks],
+    }
+
+
+def memory_dict(estimate: Estimate) -> dict[str, Any]:
+    memory = estimate.memory
+    return {
+        "allocated": memory.allocated,
+        "reserved": memory.reserved,
+        "device": estimate.device,
+        "usable": None if estimate.usable is None else estimate.usable[0],
+        "host": estimate.host.size,
+        "host_node": estimate.host.node,
+        "parts": estimate.parts,
+        "peak": moment(memory.at),
+    }
+
+
+def failure_dict(failure: Failure | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return {**(moment(failure.at) or {}), "asked": failure.asked, "left": failure.left}
+
+
+def answer_dict(one: Answer) -> dict[str, Any]:
+    return {
+        "question": one.question,
+        "value": one.value,
+        "device": one.device,
+        "limit": one.limit,
+        "tried": [
+            {"setting": name, "verdict": verdict, "device": device}
+            for name, verdict, device in one.tried
+        ],
+    }
+
+
+def advice_dict(advice: Advice) -> dict[str, Any]:
+    return {
+        "helps": advice.helps,
+        "rungs": [dataclasses.asdict(rung) for rung in advice.rungs],
+        "ways": [
+            {**way_dict(one), "rungs": [dataclasses.asdict(rung) for rung in one.rungs]}
+            for one in advice.ways
+        ],
+    }
 
 
 def way_dict(way: Way) -> dict[str, Any]:
