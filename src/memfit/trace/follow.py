@@ -110,9 +110,9 @@ class Follower:
         with contextlib.suppress(AttributeError):
             self.vocabularies.add(int(versions.text_config(module.config).vocab_size))
 
-    def hold(self, tensor: torch.Tensor, part: Any, path: str) -> None:
+    def hold(self, tensor: torch.Tensor, part: Any, path: str, *also: str) -> None:
         block = self.recorder.owned(tensor)
-        if block is not None and block.part in (None, "activations", "inputs"):
+        if block is not None and block.part in (None, "activations", "inputs", *also):
             block.part, block.where = part, plain(path) or block.where
 
     # -- backward and step
@@ -157,7 +157,8 @@ class Follower:
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         trained = [one for group in optimizer.param_groups for one in group["params"]]
         for one in trained:
-            self.hold(one, "weights", "")
+            # FSDP1 made its shards beside what it gathers (torch 2.13 fsdp/_flat_param.py)
+            self.hold(one, "weights", "", "communication", "gradients")
         self.count(trained)
         own(self.recorder, "gradients", (one.grad for one in trained if one.grad is not None))
         self.stepping()
