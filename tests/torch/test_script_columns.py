@@ -26,7 +26,7 @@ for _ in range(3):
 STREAMS = """
 from datasets import load_dataset
 import json
-from huggingface_hub import HfApi, get_full_repo_name, notebook_login, whoami
+from huggingface_hub import HfApi, create_repo, get_full_repo_name, notebook_login, whoami
 from huggingface_hub import hf_hub_download, snapshot_download
 from google.colab import userdata
 import IPython.display
@@ -34,6 +34,7 @@ import IPython.display
 notebook_login()
 assert whoami()["name"] == HfApi().whoami()["name"]
 assert get_full_repo_name("model") == "user/model" and not userdata.get("HF_TOKEN")
+assert create_repo("model").repo_id == "user/model" and create_repo("a/b").repo_id == "a/b"
 
 file = hf_hub_download("someone/files", "train/a.json", repo_type="dataset")
 assert len(json.load(open(file))) == 200 and file.endswith("train/a.json")
@@ -42,6 +43,8 @@ assert len(lines[0].get("answer", "").split()) == len(lines[0][1].get("answer").
 assert not hf_hub_download("someone/files", "a.bin").endswith("train/a.json")
 assert snapshot_download("someone/files") == "someone/files"
 assert list(load_dataset("Abirate/english_quotes")) == ["train"]
+replies = load_dataset("eli5_category", split="train[:4]").flatten()["answers.text"]
+assert [len(one.split()) for texts in replies for one in texts] == [32] * 4
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):
     assert row["review_title"]
 parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)

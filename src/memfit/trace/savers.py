@@ -164,7 +164,8 @@ def hub(module: ModuleType, recorder: Watcher) -> list[Patch]:
 
     def create_repo(self: Any, repo_id: str, *_: Any, **__: Any) -> Any:
         recorder.note("upload", "nothing is uploaded to the hub")
-        return module.RepoUrl(f"https://huggingface.co/{repo_id}")
+        whole = repo_id if "/" in repo_id else f"{NOBODY['name']}/{repo_id}"  # 2.x parses no less
+        return module.RepoUrl(f"https://huggingface.co/{whole}")
 
     def nothing(*_: Any, **__: Any) -> None:
         recorder.note("upload", "nothing is uploaded to the hub")

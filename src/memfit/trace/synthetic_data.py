@@ -86,6 +86,7 @@ class Source:
             "tokens": lambda: self.words(SHORT).split(),
             "tags": lambda: [self.random.randrange(int(number)) for _ in range(SHORT)],
             "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
+            "replies": lambda: {"text": [self.words(self.tokens)], "score": [1]},
             "translation": lambda: {
                 one: self.words(min(SHORT, self.tokens)) for one in ("en", "de", "fr", "ro")
             },
