@@ -105,6 +105,29 @@ def test_streams_and_logins(tmp_path: Path) -> None:
     traced(tmp_path, STREAMS + STEPS)
 
 
+INFERENCE = """
+import torch
+from datasets import load_dataset
+
+row = load_dataset("someone/strange", split="test")[1]
+prompt = "Sentence: " + row["target"] + "\\n"
+assert len(prompt.split()) == 33 and row["label"] == 1
+with torch.no_grad():
+    model = torch.nn.Linear(64, 64).cuda()
+    model(torch.randn(8, 64, device="cuda"))
+"""
+
+
+def test_inference_is_an_answer(tmp_path: Path) -> None:
+    """A script without training is followed to its end; a label that it joins to texts is one."""
+    script = tmp_path / "chat.py"
+    script.write_text(INFERENCE)
+    found = trace(script, tokens=32, gpu="t4")
+    assert found.script is not None
+    assert (found.script.steps, found.parameters.total, found.parameters.trainable) == (0, 4160, 0)
+    assert found.memory.parts["weights"] == 16640
+
+
 def test_trainer_of_preferences_finds_its_columns(tmp_path: Path) -> None:
     traced(tmp_path, PREFERENCES, steps=1)
 

@@ -42,6 +42,8 @@ def kind_said(name: str) -> str:
     """The kind that the script itself speaks of, else the one that the name suggests."""
     kind = kind_of(name, "")
     values = () if kind in LONG else script_literals.values_of(name)
+    if not values and kind.startswith(("label", "float")) and script_literals.is_text(name):
+        return "text"
     return f"choice {json.dumps(values)}" if values else kind or kind_of(name)
 
 

@@ -20,7 +20,7 @@ from memfit.trace import cuda, versions
 from memfit.trace.label import settle
 from memfit.trace.ops import collect
 from memfit.trace.paths import plain
-from memfit.trace.recorder import Recorder
+from memfit.trace.recorder import Block, Recorder
 from memfit.trace.repeats import Repeats
 from memfit.trace.steps import own, paths_of, states
 
@@ -114,6 +114,18 @@ class Follower:
         block = self.recorder.owned(tensor)
         if block is not None and block.part in (None, "activations", "inputs", *also):
             block.part, block.where = part, plain(path) or block.where
+
+    def inferred(self) -> bool:
+        """Whether a program without a backward pass ran a model on its GPU."""
+        phases = ("evaluate", "prefill", "decode")
+        blocks = (one for one in self.recorder.events if isinstance(one, Block))
+        if self.backwards or not any(one.phase in phases for one in blocks):
+            return False
+        self.count()
+        self.parameters = (self.parameters[0], 0)
+        message = "the script does not train: the peak is that of the inference that it runs"
+        self.recorder.note("inference", message)
+        return True
 
     # -- backward and step
     # -----------------------------------------------------------------------------------------

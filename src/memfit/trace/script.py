@@ -223,10 +223,10 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
             return
         if isinstance(bad, (Stopped, KeyboardInterrupt, InputError)):
             raise
-        if isinstance(bad, SystemExit) and (follower.steps or not request.steps) and not bad.code:
-            return
-        raise InputError(problem_of(bad, request)) from bad
-    if request.steps and not follower.backwards:
+        shown = follower.steps or not request.steps or follower.inferred()
+        if not isinstance(bad, SystemExit) or bad.code or not shown:
+            raise InputError(problem_of(bad, request)) from bad
+    if request.steps and not follower.backwards and not follower.inferred():
         message = (
             f"`{Path(request.script).name}` ended without training: no optimizer step "
             "and no backward pass"

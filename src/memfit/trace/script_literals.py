@@ -25,6 +25,11 @@ def values_of(column: str) -> tuple[Any, ...]:
     return joined(value for one in texts for value in Reader(one, column).values())
 
 
+def is_text(column: str) -> bool:
+    """Whether a script joins this column's values to a text, or splits them as one."""
+    return any(Reader(one, column).text() for one in lines.texts() if column in one)
+
+
 def joined(values: Iterator[Any]) -> tuple[Any, ...]:
     """Each once, and never one alone, since a script tells it from others. Texts win over numbers,
     and values over the names of classes that have none."""
@@ -54,6 +59,19 @@ class Reader:
             names = self.aliases(scope)
             for node in own(scope):
                 yield from self.said(node, names)
+
+    def text(self) -> bool:
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.BinOp(left=left, op=ast.Add(), right=right):
+                    if (self.about(left, frozenset()) and is_literal(right)) or (
+                        self.about(right, frozenset()) and is_literal(left)
+                    ):
+                        return True
+                case ast.Call(func=ast.Attribute(value=value, attr="split" | "strip" | "lower")):
+                    if self.about(value, frozenset()):
+                        return True
+        return False
 
     def aliases(self, scope: Scope) -> frozenset[str]:
         """Names that hold a value of the column within one function."""
@@ -146,6 +164,16 @@ def own(scope: Scope) -> Iterator[ast.AST]:
             rest += ast.iter_child_nodes(node)
 
 
+def is_literal(node: ast.expr) -> bool:
+    """A text that is written out, or a sum with one."""
+    match node:
+        case ast.JoinedStr() | ast.Constant(value=str()):
+            return True
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return is_literal(left) or is_literal(right)
+    return False
+
+
 def constants(node: ast.expr | None) -> Iterator[Any]:
     """A text or a number, or those of a list."""
     if isinstance(node, ast.Constant) and type(node.value) in (str, int) and node.value != "":
@@ -155,4 +183,4 @@ def constants(node: ast.expr | None) -> Iterator[Any]:
             yield from constants(one)
 
 
-__all__ = ["UNNAMED", "Reader", "joined", "values_of"]
+__all__ = ["UNNAMED", "Reader", "is_text", "joined", "values_of"]
