@@ -41,6 +41,16 @@ def touch(target: Any, size: int = 0) -> None:
         leftovers.saved(target, size)
 
 
+def graphs(module: ModuleType) -> list[Patch]:
+    """TensorBoard's picture of a model: it runs once, and nothing is drawn."""
+
+    def add_graph(self: Any, model: Any, input_to_model: Any = None, *_: Any, **__: Any) -> None:
+        whole = isinstance(input_to_model, (tuple, list))
+        model(*(input_to_model if whole else () if input_to_model is None else (input_to_model,)))
+
+    return [(module.SummaryWriter, "add_graph", add_graph)]
+
+
 def size_of(value: Any, seen: set[int] | None = None) -> int:
     """Bytes of all tensors in it, each storage once."""
     seen = set() if seen is None else seen

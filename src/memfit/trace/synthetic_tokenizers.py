@@ -61,7 +61,7 @@ KINDS = {
     **dict.fromkeys(("t5", "mt5", "umt5", "switch_transformers", "marian"), T5),
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "phi"), GPT),
     "opt": OPT,
-    "bloom": BLOOM,
+    **dict.fromkeys(("bloom", "wav2vec2", "wav2vec2-bert", "hubert", "wavlm"), BLOOM),
     **dict.fromkeys(
         ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"), GEMMA
     ),
@@ -199,10 +199,19 @@ def falling_back(owner: Any, recorder: Watcher) -> list[Patch]:
                 raise
             return dressed(made(str(name), given, recorder), cls, given)
         # transformers 5 makes an empty one without its files
-        empty = len(found) < FEW and not os.path.exists(name)
+        empty = entries(found) < FEW and not os.path.exists(name)
         return dressed(made(str(name), given, recorder), cls, given) if empty else found
 
     return [(owner, "from_pretrained", classmethod(from_pretrained))]
+
+
+def entries(tokenizer: Any) -> int:
+    """Its vocabulary; a class in Python is left half made where it finds no file (transformers
+    5)."""
+    try:
+        return len(tokenizer)
+    except AttributeError:
+        return 0
 
 
 def padding(owner: Any, recorder: Watcher) -> list[Patch]:
