@@ -1,5 +1,5 @@
 """What a script downloads by itself, without a network: random words take the place of text
-files, and records that of JSON."""
+files, records that of JSON, blank pictures that of pictures; archives are empty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import importlib
 import io
 import random
 import re
+import sys
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +25,8 @@ from memfit.trace.synthetic_tokenizers import table
 
 LINES, WORDS = 8000, 16  # a line each; about as long as a book
 TEXTS, JSON = (".txt", ".text", ".md"), (".json", ".jsonl")
+PICTURES = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2")
 
 
 @functools.cache
@@ -34,12 +39,35 @@ def is_known(url: str) -> bool:
     """Whether a file of this name has a stand-in."""
     parts = urlsplit(url)
     path = parts.path.lower()
-    return path.endswith((*TEXTS, *JSON)) and not (parts.hostname or "").endswith(failures.HUBS)
+    seen = path.endswith(tuple(PICTURES))  # of which hubs have many, beside their models
+    listed = path.endswith((*TEXTS, *JSON, *ARCHIVES))
+    return seen or (listed and not (parts.hostname or "").endswith(failures.HUBS))
 
 
-def content(url: str) -> bytes:
+def content(url: str, size: int = 256) -> bytes:
     path = urlsplit(url).path.lower()
+    if path.endswith(tuple(PICTURES)):
+        return picture(PICTURES[path[path.rindex(".") :]], size)
+    if path.endswith(ARCHIVES):
+        return archive(path.rpartition(".")[2])
     return records.content(path) if path.endswith(JSON) else words()
+
+
+def picture(kind: str, size: int) -> bytes:
+    made = io.BytesIO()
+    importlib.import_module("PIL.Image").new("RGB", (size, size)).save(made, kind)
+    return made.getvalue()
+
+
+def archive(ending: str) -> bytes:
+    """One without files: what a script reads from it afterwards is not there either."""
+    made = io.BytesIO()
+    if ending == "zip":
+        zipfile.ZipFile(made, "w").close()
+    else:
+        mode = {"tar": "w:", "bz2": "w:bz2"}.get(ending, "w:gz")
+        tarfile.open(fileobj=made, mode=mode).close()  # type: ignore[call-overload]
+    return made.getvalue()
 
 
 def splitters(recorder: Watcher, module: ModuleType) -> list[Patch]:
@@ -125,10 +153,15 @@ def hub(note: Callable[[str], None]) -> dict[str, Change]:
 
 
 def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Change]:
+    size = columns.source.image
+
     def note(url: str) -> None:
         name = urlsplit(url).path.rpartition("/")[2]
         asked = f"it holds {records.COUNT} records with the fields that the script asks for"
-        held = asked if name.lower().endswith(JSON) else "it holds random words"
+        known = (JSON, asked), (tuple(PICTURES), "it is blank"), (ARCHIVES, "it is empty")
+        held = next(
+            (said for ends, said in known if name.lower().endswith(ends)), "it holds random words"
+        )
         recorder.note(f"download {name}", f"`{name}` was not downloaded: {held}")
 
     def requests(module: ModuleType) -> list[Patch]:
@@ -143,11 +176,26 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
                 note(str(url))
                 found = module.Response()
                 found.status_code, found.url, found.encoding = 200, str(url), "utf-8"
-                held = content(str(url))
+                held = content(str(url), size)
                 found.raw, found.headers["content-length"] = io.BytesIO(held), str(len(held))
                 return found
 
         return [(module.Session, "request", request)]
+
+    def httpx(module: ModuleType) -> list[Patch]:
+        true = module.get
+
+        def get(url: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return true(url, *args, **given)
+            except (module.HTTPError, OSError):
+                if not is_known(str(url)):
+                    raise
+                note(str(url))
+                asked = module.Request("GET", url)
+                return module.Response(200, content=content(str(url), size), request=asked)
+
+        return [(module, "get", get)]
 
     def urllib(module: ModuleType) -> list[Patch]:
         true = module.urlopen
@@ -158,12 +206,14 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
             except OSError as bad:
                 named = str(getattr(url, "full_url", url))
                 answered = hasattr(bad, "code")  # by a server, which does not have it
-                if answered or not is_known(named):
+                caller = str(sys._getframe(1).f_globals.get("__name__"))
+                # torchvision's data sets have stand-ins of their own
+                if answered or not is_known(named) or caller.startswith("torchvision."):
                     raise
                 note(named)
                 message: Any = importlib.import_module("email.message")
                 headers = message.Message()
-                held = content(named)
+                held = content(named, size)
                 headers["Content-Length"] = str(len(held))
                 kind: Any = importlib.import_module("urllib.response")
                 return kind.addinfourl(io.BytesIO(held), headers, named, 200)
@@ -174,6 +224,7 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
         **hub(note),
         "json": lambda module: records.changes(module, columns),
         "requests.sessions": requests,
+        "httpx": httpx,
         "urllib.request": urllib,
         "nltk.tokenize": lambda module: splitters(recorder, module),
         "nltk.data": lambda module: packages(recorder, module),
