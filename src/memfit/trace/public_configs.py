@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.resources
 import inspect
 import tomllib
+import typing
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -76,10 +79,65 @@ def changes(recorder: Watcher) -> dict[str, Change]:
     def schedulers(module: ModuleType) -> list[Patch]:
         return falling_back(module.SchedulerMixin)
 
+    def whole(module: ModuleType) -> list[Patch]:
+        """A pipeline by its name: its class's parts, each as a script loads it by itself."""
+        true = module.DiffusionPipeline.from_pretrained.__func__
+
+        def from_pretrained(cls: Any, name: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return true(cls, name, *args, **given)
+            except Exception as bad:
+                kind = pipeline_class(cls, str(name))
+                if kind is None or failures.missing_file(bad) is None:
+                    raise
+                return kind(**dict(pipeline_parts(kind, name, given)))
+
+        return [(module.DiffusionPipeline, "from_pretrained", classmethod(from_pretrained))]
+
     return {
         "diffusers.models.modeling_utils": lambda module: falling_back(module.ModelMixin),
         "diffusers.schedulers.scheduling_utils": schedulers,
+        "diffusers.pipelines.pipeline_utils": whole,
     }
+
+
+def pipeline_class(cls: Any, name: str) -> Any:
+    """The class that a pipeline's name stands for, where the script names none of its own."""
+    if cls.__name__ not in GENERAL:
+        return cls
+    known = next((one for word, one in PIPELINES.items() if word in name.lower()), "")
+    return getattr(importlib.import_module("diffusers"), known) if known else None
+
+
+def pipeline_parts(kind: Any, name: Any, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a pipeline is made of: parts that are given, and the others by their classes."""
+    hints = typing.get_type_hints(kind.__init__)
+    types_ = {"torch_dtype": given["torch_dtype"]} if given.get("torch_dtype") else {}
+    for part, one in inspect.signature(kind.__init__).parameters.items():
+        if part == "self":
+            continue
+        if part in given or one.default is not inspect.Parameter.empty:
+            value = given.get(part, one.default)
+        elif part in OPTIONAL:
+            value = None
+        else:
+            options = [one for one in typing.get_args(hints[part]) if isinstance(one, type)]
+            made: Any = options[0] if options else hints[part]
+            if not hasattr(made, "from_pretrained"):  # an enumeration of schedulers
+                made = importlib.import_module("diffusers").DDIMScheduler
+            loaded = types_ if hasattr(made, "forward") else {}
+            value = made.from_pretrained(name, subfolder=part, **loaded)
+        yield part, value
+
+
+GENERAL = ("DiffusionPipeline", "AutoPipelineForText2Image")
+PIPELINES = {
+    "xl": "StableDiffusionXLPipeline",
+    "flux": "FluxPipeline",
+    "stable-diffusion-v1": "StableDiffusionPipeline",
+    "stable-diffusion-2": "StableDiffusionPipeline",
+}
+OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")
 
 
 __all__ = ["changes", "find", "note"]
