@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.torch.test_script_columns import STEPS, traced
+from tests.torch.test_script_pictures import FOLDERS, READER
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
@@ -43,8 +44,9 @@ assert set(rows["y"]) == {0, 1}
 """
 
 
-def test_tables_have_the_columns_that_are_asked_for(tmp_path: Path) -> None:
-    traced(tmp_path, TABLES + STEPS)
+def test_tables_and_folders_have_what_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "cv2.py").write_text(READER)
+    traced(tmp_path, TABLES + FOLDERS + STEPS)
 
 
 RECORDS = """

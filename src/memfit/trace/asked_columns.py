@@ -24,7 +24,17 @@ SPLIT = 200  # rows of a split that nobody named
 ALONE = 10_000  # rows that one process maps fast enough
 RATE = 16_000  # samples of a second
 # Kinds whose values are long, and of which a script names none.
-LONG = ("text", "messages", "conversations", "image", "audio", "tokens", "translation", "answers")
+LONG = (
+    "text",
+    "messages",
+    "conversations",
+    "image",
+    "audio",
+    "tokens",
+    "translation",
+    "answers",
+    "objects",
+)
 # What a script looks for where another part of it may have put it, and what few rows have.
 MADE = {"input_ids", "attention_mask", "labels", "tools"}
 RECORDINGS = 64  # rows of a data set with audio, which is large
@@ -41,6 +51,9 @@ def kind_of(name: str, other: str = "text") -> str:
 def kind_said(name: str) -> str:
     """The kind that the script itself speaks of, else the one that the name suggests."""
     kind = kind_of(name, "")
+    named = re.escape(name)
+    if lines.matches(rf"features\[[\"']{named}[\"']\]\.(names|num_classes|int2str|str2int)\b"):
+        return kind if kind.startswith("label") else "label 16"
     values = () if kind in LONG else script_literals.values_of(name)
     if not values and kind.startswith(("label", "float")) and script_literals.is_text(name):
         return "text"

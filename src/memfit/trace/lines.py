@@ -7,6 +7,7 @@ import ast
 import functools
 import itertools
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -23,13 +24,17 @@ LIBRARIES = tuple(
 )
 
 
+# Libraries that are also installed from their sources, for newer examples.
+SOURCES = re.compile(r"/src/(accelerate|datasets|diffusers|huggingface_hub|peft|transformers)/")
+
+
 @functools.cache
 def is_users(name: str) -> bool:
     """A file that is neither Python's, nor an installed package's, nor ours."""
     if name.startswith("<") or "site-packages" in name or "dist-packages" in name:
         return False
     path = str(Path(name).resolve())
-    return not path.startswith((OWN, *LIBRARIES))
+    return not path.startswith((OWN, *LIBRARIES)) and SOURCES.search(path) is None
 
 
 def texts() -> Iterator[str]:
@@ -46,6 +51,11 @@ def texts() -> Iterator[str]:
 def speaks(*words: str) -> bool:
     """Whether one of the user's files that are loaded contains one of these words."""
     return any(word in text.lower() for text in texts() for word in words)
+
+
+def matches(pattern: str) -> bool:
+    """Whether one of them has such a passage."""
+    return any(re.search(pattern, text) for text in texts())
 
 
 def shown(name: str, number: int) -> str:
@@ -109,4 +119,14 @@ def named(node: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-__all__ = ["called", "failed", "is_users", "running", "shown", "speaks", "texts", "through"]
+__all__ = [
+    "called",
+    "failed",
+    "is_users",
+    "matches",
+    "running",
+    "shown",
+    "speaks",
+    "texts",
+    "through",
+]

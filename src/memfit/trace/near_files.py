@@ -49,4 +49,16 @@ def refuse_misspelled(path: str) -> None:
         )
 
 
-__all__ = ["near", "refuse_misspelled"]
+def refuse_misspelled_folder(path: str) -> None:
+    """The same for a folder."""
+    beside = Path(path).parent
+    named = [one.name for one in beside.iterdir() if one.is_dir()] if beside.is_dir() else []
+    if meant := alike(Path(path).name, named):
+        raise InputError.one(
+            f"`{path}` was not found",
+            where=lines.running(),
+            hint=f"did you mean `{beside / meant}`?",
+        )
+
+
+__all__ = ["near", "refuse_misspelled", "refuse_misspelled_folder"]

@@ -35,6 +35,7 @@ from memfit.trace import (
     launches,
     lines,
     missing_packages,
+    missing_pictures,
     missing_weights,
     notebooks,
     nvml,
@@ -141,6 +142,8 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     stack.enter_context(bnb.installed())
     missing = missing_packages.Missing(recorder)
     columns = synthetic_data.columns_of(recorder, request.tokens, request.image)
+    folders = missing_pictures.Folders(columns)
+    stack.enter_context(cuda.patched(missing_pictures.listing(folders)))
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
     stack.enter_context(
@@ -151,6 +154,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
                 **ranks.changes(),
                 **missing_weights.changes(recorder),
                 **synthetic_data.changes(recorder, columns),
+                **missing_pictures.readers(folders),
                 **synthetic_tokenizers.changes(recorder),
                 **synthetic_downloads.changes(recorder, columns),
                 **colocated_vllm.changes(recorder),
@@ -188,6 +192,8 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
         "huggingface_hub._login": lambda module: savers.logins(module, recorder),
+        "torch.utils.tensorboard.writer": savers.graphs,
+        "tensorboardX.writer": savers.graphs,
         "torch.utils.cpp_extension": refuse.extensions,
         "deepspeed.ops.op_builder.builder": lambda module: deepspeed.builders(module, recorder),
         "deepspeed": lambda _: zero.answers(recorder),

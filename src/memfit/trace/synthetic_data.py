@@ -32,6 +32,7 @@ ROWS = {"train": 2000}
 OTHERS = 200  # rows of every other split
 SHORT = 32  # words of a sentence
 SECONDS = 10  # of a recording
+OBJECTS = 4  # in a picture
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
 READ = FILES[:4]  # rows of texts and numbers
 GUESSED = "are those that the script asks for, with values that their names and its lines suggest"
@@ -79,6 +80,7 @@ class Source:
             ],
             "label": lambda: row % int(number),
             "choice": lambda: (listed := json.loads(number))[row % len(listed)],
+            "pixels": lambda: self.image,
             "float": lambda: float(row % 5),
             "bool": lambda: row % 2 == 0,
             "id": lambda: row,
@@ -93,14 +95,24 @@ class Source:
             "image": lambda: self.picture(number, "RGB"),
             "gray": lambda: self.picture(number, "L"),
             "audio": self.recording,
+            "objects": lambda: {
+                "id": [*range(OBJECTS)],
+                "area": [64.0 * 64] * OBJECTS,
+                "bbox": [[16.0 * one, 16.0, 64.0, 64.0] for one in range(OBJECTS)],
+                "category": [one % 2 for one in range(OBJECTS)],
+            },
         }
         return makers[name]()
 
     def picture(self, number: str, mode: str) -> Any:
+        return picture(self.side(number), mode)
+
+    def side(self, number: str = "") -> int:
+        """Pixels along a side of a picture."""
         size = int(number or self.image)
         message = f"the pictures of missing data sets are blank, {size} by {size}"
         self.note(f"pictures {size}", message, "" if number else "choose with `--image-size`")
-        return picture(size, mode)
+        return size
 
     def recording(self) -> dict[str, Any]:
         rate = asked_columns.RATE

@@ -55,13 +55,27 @@ def named(value: Any) -> list[str]:
     return [one for one in some if isinstance(one, str)]
 
 
+ENDS = {"image": ".jpg", "gray": ".png", "audio": ".wav"}  # of files that a table names
+
+
+def cell(columns: Columns, name: str, row: int) -> Any:
+    kind = columns.kind(name)
+    end = ENDS.get(kind.split()[0])
+    return f"{row:06}{end}" if end else columns.source.value(kind, row)
+
+
+def cells(columns: Columns, name: str, count: int) -> Any:
+    """Values of a column; pictures and recordings are files, which a table names."""
+    return [cell(columns, name, row) for row in range(count)]
+
+
 def grow(columns: Columns, table: Any, names: list[str]) -> None:
     """Add what is asked for."""
     for name in names:
         if name not in table.columns:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # it may be a part of another table
-                table[name] = columns.values(name, len(table))
+                table[name] = cells(columns, name, len(table))
 
 
 def series(pandas: Any, columns: Columns) -> Any:
@@ -81,7 +95,7 @@ def series(pandas: Any, columns: Columns) -> Any:
 
         def made(self, name: str) -> Any:
             row = self.name if isinstance(self.name, int) else 0
-            return columns.source.value(columns.kind(name), row)
+            return cell(columns, name, row)
 
     return Series
 
@@ -189,7 +203,7 @@ def changes(
         count = min(rows, int(given.get("nrows") or rows))
         asked = named(given.get("names")) or named(given.get("usecols"))
         wanted = {one: columns.kind(one) for one in asked} or first()
-        made = Table({one: columns.values(one, count) for one in wanted})
+        made = Table({one: cells(columns, one, count) for one in wanted})
         return iter([made]) if given.get("chunksize") or given.get("iterator") else made
 
     def readers(pandas: ModuleType) -> list[Patch]:
