@@ -22,8 +22,6 @@ from memfit.trace import (
     synthetic_downloads,
     synthetic_tokenizers,
 )
-from memfit.trace.cuda import Device
-from memfit.trace.refuse import Watcher
 
 READER = "def imread(path, flags=1):\n    return None\n"
 FOLDERS = """
@@ -79,6 +77,14 @@ def test_downloaded_archives_are_empty() -> None:
     assert not synthetic_downloads.is_known("https://huggingface.co/a/b/data.zip")
 
 
+def test_a_column_takes_the_name_of_one_that_nobody_asked_for() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"label": [1], "intent": [2]})
+    data._info.description = asked_columns.MARK
+    renamed = asked_columns.renaming(datasets.Dataset.rename_column)
+    assert renamed(data, "intent", "label")["label"][:] == [2]
+
+
 def test_columns_that_have_names_are_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'labels = data["train"].features["intent_class"].names'
     monkeypatch.setattr(lines, "texts", lambda: iter([text]))
@@ -96,14 +102,6 @@ def test_a_drawing_of_a_model_runs_it_once() -> None:
         add_graph(kind(), lambda *args: ran.append(args), given)
     assert name == "add_graph"
     assert [len(one) for one in ran] == [1, 2, 0]
-
-
-def test_a_new_repository_has_an_owner() -> None:
-    module: Any = types.SimpleNamespace(HfApi=type("HfApi", (), {}), RepoUrl=str)
-    found = savers.hub(module, Watcher(Device()))
-    create = next(one for _, name, one in found if name == "create_repo")
-    assert create(None, "mine").endswith("/user/mine")
-    assert create(None, "org/mine").endswith("/org/mine")
 
 
 def test_a_tokenizer_without_its_files_is_empty() -> None:

@@ -195,6 +195,17 @@ def removing(true: Any) -> Any:
     return remove_columns
 
 
+def renaming(true: Any) -> Any:
+    """A column takes the name of one that was only assumed."""
+
+    @functools.wraps(true)
+    def rename_column(self: Any, original: str, new: str, *args: Any, **given: Any) -> Any:
+        there = marked(self) and new != original and new in self._data.column_names
+        return true(self.remove_columns(new) if there else self, original, new, *args, **given)
+
+    return rename_column
+
+
 def mapping(true: Any, columns: Columns) -> Any:
     @functools.wraps(true)
     def over(self: Any, *args: Any, **given: Any) -> Any:
@@ -295,12 +306,13 @@ def methods(columns: Columns, module: ModuleType) -> list[Patch]:
 
     wrapped = [
         (kind, one, asking(getattr(kind, one), columns))
-        for one in ("rename_column", "rename_columns", "select_columns", "class_encode_column")
+        for one in ("rename_columns", "select_columns", "class_encode_column")
     ]
     return [
         *wrapped,
         *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
         (kind, "remove_columns", removing(kind.remove_columns)),
+        (kind, "rename_column", renaming(asking(kind.rename_column, columns))),
         (kind, "cast_column", cast_column),
         (kind, "set_transform", set_transform),
     ]
