@@ -121,6 +121,7 @@ ABSENT = """
 import torch, wandb
 from datasets import Audio, load_dataset
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.writer import SummaryWriter
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 strange = load_dataset("someone/unknown")

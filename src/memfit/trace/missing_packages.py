@@ -269,9 +269,11 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """torch's module that writes for TensorBoard imports it."""
         if importlib.util.find_spec("tensorboard") is not None:
             return {}
-        module = types.ModuleType("torch.utils.tensorboard")
-        vars(module)["__getattr__"] = lambda name: self.attribute(name, "tensorboard")
-        return {module.__name__: module}
+        names = ("torch.utils.tensorboard", "torch.utils.tensorboard.writer")
+        modules = {name: types.ModuleType(name) for name in names}
+        for module in modules.values():
+            vars(module)["__getattr__"] = lambda name: self.attribute(name, "tensorboard")
+        return modules
 
 
 __all__ = ["Missing", "Nothing", "parts"]
