@@ -199,9 +199,13 @@ def renaming(true: Any) -> Any:
     """A column takes the name of one that was only assumed."""
 
     @functools.wraps(true)
-    def rename_column(self: Any, original: str, new: str, *args: Any, **given: Any) -> Any:
-        there = marked(self) and new != original and new in self._data.column_names
-        return true(self.remove_columns(new) if there else self, original, new, *args, **given)
+    def rename_column(
+        self: Any, original_column_name: str, new_column_name: str, *args: Any, **given: Any
+    ) -> Any:
+        """A DatasetDict names the arguments."""
+        old, new = original_column_name, new_column_name
+        there = marked(self) and new != old and new in self._data.column_names
+        return true(self.remove_columns(new) if there else self, old, new, *args, **given)
 
     return rename_column
 
