@@ -190,7 +190,7 @@ assert len(there.text) == len(urllib.request.urlopen("https://data.invalid/a.txt
 DOWNLOADS = """
 import sys, urllib.request
 import requests
-address = "https://data.invalid/a.zip"
+address = "https://data.invalid/a.dat"
 requests.get(address, timeout=1) if sys.argv[1:] else urllib.request.urlopen(address)
 """
 EVALUATES = """
@@ -325,7 +325,7 @@ def test_a_failed_download_names_its_address(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(DOWNLOADS)
     for words in ((), ("by-requests",)):
-        with pytest.raises(InputError, match=r"downloads `https://data\.invalid/a\.zip`") as caught:
+        with pytest.raises(InputError, match=r"downloads `https://data\.invalid/a\.dat`") as caught:
             trace(script, *words)
         assert "`--network`" in caught.value.problems[0].hint
 
