@@ -279,8 +279,14 @@ def data_of(
         "needed": sorted({key.partition(".")[0] for key in whole if "." in key and unlike(key)}),
         "ties": ties_of(parts, place),
         "hands_on_cache": False,
-        "example": parts.config(dims, runs[0].text, told),
+        "example": parts.config(dims, plainly(runs[0].text), told),
     }
+
+
+def plainly(text: Mapping[str, Any]) -> dict[str, Any]:
+    """A language model's config without what configs of all models have."""
+    kept = ("model_type", TIE, "pad_token_id")
+    return {key: value for key, value in text.items() if noticed(key) or key in kept}
 
 
 def heads_of(parts: Parts) -> list[str]:

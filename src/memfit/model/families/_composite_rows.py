@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.graph import evaluated
-from memfit.model.config import Fields
+from memfit.model.config import LARGEST_LAYERS, Fields
 from memfit.model.families import family
 from memfit.model.families._captured import TRACE
 from memfit.model.families._composite import composite
@@ -91,12 +91,14 @@ class Places:
             place.divides(place.count(key, default=default), self.sizes[large], key, what)
         for path, known in data["fixed"].items():
             place, key = self.at(path)
-            if place.config.get(key, known) != known:
+            value = place.config.get(key, known)
+            if value != known or isinstance(value, bool) != isinstance(known, bool):
                 message = f"not supported yet: `{data['type']}` with this `{key}`"
                 place.blame(key, message, TRACE)
         for path in data["numbers"]:
             place, key = self.at(path)
-            place.count(key, default=1, low=-(2**20))
+            # Layers are counted from the end, too.
+            place.count(key, default=1, low=-LARGEST_LAYERS if "layer" in key else 0)
 
     def at(self, path: str) -> tuple[Fields, str]:
         *sections, key = path.split(".")
