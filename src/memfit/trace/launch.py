@@ -109,7 +109,8 @@ def launch(
         }
         Path(files["request"]).write_text(json.dumps(whole), encoding="utf-8")
         process = subprocess.Popen(
-            [interpreter, str(PACKAGE / "trace" / "child.py"), files["request"]],
+            # Unbuffered: lines of stdout and stderr in their order, and none lost at an end.
+            [interpreter, "-u", str(PACKAGE / "trace" / "child.py"), files["request"]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
