@@ -62,6 +62,7 @@ METRICS = {
     "cuda_graph": "graph_gib",
 }
 PROFILED = 2  # times the last pool that a log prints: what it planned was allocated after its end
+SMALLER = 0.95  # of a listed memory: a log that shows less is of another card of that name
 PROMISED = 0.05  # more cache than the engine gave, by so much, is a broken promise
 
 
@@ -236,10 +237,12 @@ def dated(value: Mapping[str, Any]) -> str:
 
 
 def version_of(text: str, engine: str) -> str:
-    """The version of a row; for vLLM a date stands for the release of that time. A build from a
-    branch (`0.1.dev1`) has no version of its own and counts as the newest."""
+    """The version of a row; for vLLM a date stands for the release of that time, for others for
+    none. A build from a branch (`0.1.dev1`) has no version of its own and counts as the newest."""
     found = re.match(r"(20\d\d-\d\d)", text)
-    if found and engine == "vllm":
+    if found and engine != "vllm":
+        return ""
+    if found:
         return next((version for month, version in RELEASES if found[1] >= month), "0.5.3")
     return "" if text.startswith("0.1.dev") else text
 
@@ -351,10 +354,10 @@ def device_of(row: ServedRow, *, needed: bool = True) -> Device:
         float(said[1]) * GIB if said else 0.0
     )
     free = number(figures.get("free_at_start_gib") or figures.get("avail_before_load_gb")) * GIB
-    if not total and gpu is not None:
+    shown = number(figures.get("gpu_total_mib")) * MIB  # nvidia-smi's, a little more than CUDA's
+    if not total and gpu is not None and not 0 < shown < gpu.memory * SMALLER:
         total = gpu.memory
-    # nvidia-smi's total, which is more than CUDA's
-    total = total or number(figures.get("gpu_total_mib")) * MIB
+    total = total or shown
     if not total and not free and needed:
         raise InputError.one("neither the GPU nor its memory is known", where="gpu")
     return Device(

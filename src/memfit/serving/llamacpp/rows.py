@@ -53,6 +53,8 @@ def row_options(row: Mapping[str, Any]) -> dict[str, Any]:
         found["quant"] = quantization(str(stated["file_type"]))
     if stated.get("flash_attn") in (0, "0", "disabled"):
         found["flash"] = "off"
+    elif stated.get("flash_attn") in (1, "1", "enabled"):
+        found["flash"] = "on"
     layers = str(_figures(row).get("offloaded_layers") or "")
     if re.fullmatch(r"\d+/\d+", layers):
         found["gpu_layers"] = layers.partition("/")[0]
