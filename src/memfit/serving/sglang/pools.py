@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent
+from memfit.serving.drafts import attends
 from memfit.serving.parts import Recurrent
 from memfit.serving.separate_drafts import token_values
 from memfit.serving.sglang.setup import Setup
@@ -15,7 +16,7 @@ from memfit.serving.weights import kv_heads, layers_of
 # MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO (0.5.9 model_executor/model_runner_kv_cache_mixin.py,
 # 0.5.18 mem_cache/kv_cache_configurator.py)
 STATES_A_REQUEST = 3
-INDEX_BLOCK = 128  # values per scale of the sparse indexer's keys (NSATokenToKVPool)
+INDEX_BLOCK = 128  # values per scale of the sparse indexer and its cache (NSATokenToKVPool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,9 @@ def number_bytes(setup: Setup, values: int) -> int:
     return values * setup.width
 
 
-def cells(setup: Setup) -> tuple[int, int]:
-    """Bytes of one token over all full layers, and over all sliding ones."""
+def cells(setup: Setup, *, stored: bool = False) -> tuple[int, int]:
+    """Bytes of one token over all full layers, and over all sliding ones: as the number of tokens
+    is reckoned, or as they are `stored`."""
     full = sliding = 0
     for layer in layers_of(setup.rank, setup.model):
         for block in layer.blocks:
@@ -58,16 +60,21 @@ def cells(setup: Setup) -> tuple[int, int]:
                 else:
                     full += number_bytes(setup, values)
             elif isinstance(mixer, Latent):
-                full += latent_bytes(setup, mixer)
+                full += latent_bytes(setup, mixer, stored)
     return full, sliding
 
 
-def latent_bytes(setup: Setup, mixer: Latent) -> int:
-    """A token of latent attention as the number of tokens is reckoned: values, and the keys of the
-    sparse indexer. With an indexer Blackwell caches in fp8 unless told otherwise."""
+def latent_bytes(setup: Setup, mixer: Latent, stored: bool) -> int:
+    """A token of latent attention: values, and the keys of the sparse indexer. With an indexer
+    Blackwell caches in fp8 unless told otherwise, and what is stored in fp8 has scales and leaves
+    the rotated values in 16 bits, which the number of tokens does not know: 656 bytes for 576
+    (calculate_mla_kv_cache_dim and get_cell_size_per_token, 0.5.9)."""
     index = indexer(setup)
     eighth = index and setup.kv_dtype == "auto" and (setup.rank.sm or (0, 0)) >= (10, 0)
-    return (mixer.cached if eighth else number_bytes(setup, mixer.cached)) + index
+    values = mixer.cached if eighth else number_bytes(setup, mixer.cached)
+    if stored and index and (eighth or setup.kv_dtype.startswith("fp8")):
+        values += mixer.latent // INDEX_BLOCK * 4 + mixer.rope
+    return values + index
 
 
 def state_bytes(setup: Setup) -> int:
@@ -132,7 +139,7 @@ def pools(setup: Setup, rest: int) -> Pools:
     tokens -= tokens % setup.page
     beside = {"states": kept_states, "guessed": guessed, "draft": tokens * draft}
     if not sliding or not full:
-        return Pools(tokens=tokens, full=tokens * (full + sliding), **beside)
+        return Pools(tokens=tokens, full=tokens * sum(cells(setup, stored=True)), **beside)
     everything = tokens * (full + sliding)
     kept = int(everything / (full + setup.swa_ratio * sliding))
     slides = int(kept * setup.swa_ratio)
@@ -157,4 +164,4 @@ def draft_cell(setup: Setup) -> int:
         for layer in layers_of(setup.rank, setup.model)
         for block in layer.blocks
     )
-    return sum(cells(setup)) * len(setup.draft) // cached if cached else 0
+    return sum(cells(setup)) * sum(map(attends, setup.draft)) // cached if cached else 0
