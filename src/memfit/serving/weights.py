@@ -41,6 +41,7 @@ class Rank:
     positions: int = 0  # rows of the rotary table
     absorb: bool = True  # MLA keeps its value and key projections once more, in 16 bits
     layers: tuple[int, int] = (0, 1 << 30)  # of a pipeline stage
+    towers: bool = True  # of images and sounds
     first: bool = True
     last: bool = True
     pad: int = VOCAB_PAD
@@ -108,7 +109,7 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
     # towers are split as the text model is; norms and positions, which are not, are small
     sizes = [
         weight.count * rank.width // (rank.tensor if weight.role in SPLIT else 1)
-        for weight in model.towers
+        for weight in (model.towers if rank.towers else ())
     ]
     if rank.first or (rank.last and model.tied):
         sizes += ends(model.embed, rank)

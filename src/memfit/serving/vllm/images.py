@@ -92,6 +92,18 @@ def limits_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return limits
 
 
+def text_only(options: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether no request may have an image, a video or a sound: the towers are then not loaded."""
+    limits = limits_of(options)
+    kinds = {
+        "image": "vision_config" in config,
+        "video": any(key.startswith("video_token") for key in config),
+        "audio": "audio_config" in config,
+    }
+    none = all(limit_of(limits.get(kind, 1)) == 0 for kind, known in kinds.items() if known)
+    return bool(options.get("language_model_only") or (limits and none))
+
+
 def limit_of(value: Any) -> int:
     """Items of one kind in a request; newer versions take their size, too (`{"count": 1, …}`)."""
     return int(value.get("count", 1) if isinstance(value, Mapping) else value)

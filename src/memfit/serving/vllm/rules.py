@@ -53,6 +53,7 @@ class Rules:
     expert_chunk: int = 0  # tokens that experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE); 0: all
     triton_experts: bool = False  # the wheel brings Triton's kernels for MXFP4 experts
     fitted_length: bool = False  # `--max-model-len auto`: the longest request that fits
+    text_only: bool = False  # without images, videos and sounds, towers are not loaded
     xformers: bool = False  # xFormers is among the wheel's requirements
     flashinfer: bool = False  # FlashInfer is among the wheel's requirements
 
@@ -110,6 +111,8 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # multimodal/profiling.py counts get_num_embeds, not the length
     ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
     ((0, 14, 0), {"fitted_length": True}),  # vllm-project/vllm#29431
+    # models/interfaces.py _mark_tower_model for all models (#32605, #32757); some models before
+    ((0, 15, 0), {"text_only": True}),
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),

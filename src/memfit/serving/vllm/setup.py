@@ -9,14 +9,14 @@ from typing import Any
 from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
-from memfit.serving.base import Question, Subject
+from memfit.serving.base import Device, Question, Subject
 from memfit.serving.flags import AUTO
 from memfit.serving.separate_drafts import Draft
 from memfit.serving.separate_drafts import draft_problems as eagle_problems
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
 from memfit.serving.vllm.encoders import Step
-from memfit.serving.vllm.images import Images, image_problems, images
+from memfit.serving.vllm.images import Images, image_problems, images, text_only
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.vllm.speculation import (
     draft_problems,
@@ -244,6 +244,7 @@ def rank_of(
         adapter_vocab=int(options.get("lora_extra_vocab_size", 256)) if extra else 0,
         layers=(0, -(-len(model.layers) // pipeline)),
         last=pipeline == 1,
+        towers=not (rules.text_only and text_only(options, question.subject.config)),
     )
 
 
@@ -392,6 +393,13 @@ def old_engine(question: Question, rules: Rules) -> bool:
     ) is False
 
 
+def nvml_fails(device: Device) -> bool:
+    """Whether NVML cannot say the memory, which is the host's: the defaults are then those of a
+    small GPU (arg_utils.py get_batch_defaults, vllm-project/vllm#57378)."""
+    gpu = device.gpu
+    return gpu is not None and gpu.vendor == "nvidia" and gpu.form == "unified"
+
+
 def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]:
     """`max_num_batched_tokens` and `max_num_seqs` (arg_utils.py _set_default_args). V0 takes 256
     requests, and whole prompts unless they are beyond 32k (arg_utils.py create_engine_config)."""
@@ -400,6 +408,7 @@ def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]
         rules.engine > 0
         and device is not None
         and device.total >= LARGE_GPU
+        and not nvml_fails(device)
         and (rules.large_a100 or "a100" not in device.name.lower())
     )
     if rules.engine == 0:
