@@ -124,8 +124,17 @@ thirty have no address. Then: vLLM, 13 of 15 answered, weights 0.2 % median and 
 3.0 % median and 102 % p95, 4 of 13 over 5 % (videos, steps of 8,192 and 65,536 tokens, guessed
 requests); SGLang, 7 of 8, weights 1.0 % median, KV tokens 1.0 % median, 1 of 7 over 5 % (attention
 over contexts), and Kimi K2.5 was read as 16 bits; llama.cpp, 5 of 6, weights and KV 0.0 % median,
-compute 0.0 % median and 1.9 % p95; Ollama, 1 of 5: three are of its engine in Go. Below are today's
-figures of all 78, which are no longer blind.
+compute 0.0 % median and 1.9 % p95; Ollama, 1 of 5: three are of its engine in Go.
+
+Twenty-eight more, collected later on that day and judged in the same way; eight have an address.
+Then: vLLM, 14 of 16 answered, weights 0.1 % median and 13 % p95, KV tokens 5.1 % median, 6 of 14
+over 5 % (three starts on an H100 of 64 GB read as one of 80, a draft of experts, a separate draft
+that the catalog lacks, a recipe whose options are not shown); SGLang, 2 of 3, KV tokens 0.3 and
+1.2 % off; llama.cpp, 3 of 5, weights and KV 0.0 %, compute 0.0, 4.0 and 7.1 % (two were refused and
+one was off because a month was read as a build); Ollama, 3 of 3, weights 0.0, 0.0 and 2.2 %;
+TensorRT-LLM on a DGX Spark, 1 of 1, weights 3.8 %, and its tokens eightfold, for what others hold
+of that machine's memory is not known. Below are today's figures of all 106, which are no longer
+blind.
 """
 SPEEDS = """\
 ### Speed of one request
