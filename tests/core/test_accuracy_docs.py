@@ -100,7 +100,9 @@ def test_the_whole_page_has_the_speeds_of_serving_engines() -> None:
         {}, {"vllm": one}
     )
     assert unseen.startswith("### ")
-    assert {line[0] for line in held_out} == {"llama.cpp", "ollama", "sglang", "vllm"}
+    assert {line[0] for line in held_out} == {
+        *("llama.cpp", "ollama", "sglang", "tensorrt-llm", "vllm")
+    }
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     assert logs in page
     assert speeds in page
