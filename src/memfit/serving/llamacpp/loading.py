@@ -13,7 +13,7 @@ from memfit.model.sources.files import shown
 from memfit.model.sources.gguf import Gguf, read_file
 from memfit.serving.llamacpp.caches import attends, recurrent
 from memfit.serving.llamacpp.model import Fact, GgufModel, GgufTensor
-from memfit.serving.llamacpp.quantize import BASES, TYPES
+from memfit.serving.llamacpp.quantize import ALIASES, BASES, TYPES
 from memfit.serving.llamacpp.recipes import RECIPES
 
 MOST_LAYERS = 1024  # LLAMA_MAX_LAYERS is 512; files with more are not served
@@ -159,7 +159,8 @@ def tag(spec: str) -> tuple[str, str]:
         return spec, ""
     name = match[2].upper().replace("-", "_").removesuffix(".GGUF")
     name = name.removeprefix("UD_")
-    return (match[1], match[2]) if name in BASES or name in ("Q4_K_XL",) else (spec, "")
+    known = name in BASES or name in ALIASES or name.endswith("_XL")
+    return (match[1], match[2]) if known else (spec, "")
 
 
 def repository(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memfit.errors import InputError, SourceError
 from memfit.serving.base import Subject
 from memfit.serving.llamacpp.loading import from_file, repository, tag
+from memfit.serving.llamacpp.quantize import usual
 
 if TYPE_CHECKING:
     from memfit.model.source import Source
@@ -53,10 +54,14 @@ def by_name(spec: str, why: str) -> Subject | None:
     from memfit.model.spellings import meant
 
     found = meant(spec)
-    if found is None or not found.quant or not tag(f"{found.name}:{found.quant}")[1]:
+    if found is None:
         return None
-    origin = f"its name, read as {found.name} in {found.quant}: {why}"
-    return quantized(from_catalog(found.name), found.quant, origin)
+    source = from_catalog(found.name)
+    quant = found.quant or (usual(source.config) if repository(spec) != spec else "")
+    if not quant or not tag(f"{found.name}:{quant}")[1]:
+        return None
+    origin = f"its name, read as {found.name} in {quant}: {why}"
+    return quantized(source, quant, origin)
 
 
 def of_file(spec: str, file: str) -> str:

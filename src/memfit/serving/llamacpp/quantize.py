@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
@@ -69,12 +70,29 @@ FALLBACKS = {
 }
 
 
+def usual(config: Mapping[str, Any]) -> str:
+    """What `-hf` looks for where no quantization is named (common/arg.cpp), or the one that a model
+    is published in."""
+    stored = config.get("quantization_config")
+    own = isinstance(stored, Mapping) and stored.get("quant_method") == "mxfp4"
+    return "MXFP4_MOE" if own else "Q4_K_M"
+
+
 def file_type(name: str) -> str:
     """The canonical name of a quantization, or an error with the nearest."""
     key = name.strip().upper().replace("-", "_")
     key = ALIASES.get(key, key)
     if key in BASES:
         return key
+    own = f"{key.removeprefix('UD_').removesuffix('_XL')}_M"
+    own = own.replace("Q6_K_M", "Q6_K").replace("Q8_M", "Q8_0")
+    if key.endswith("_XL"):
+        raise InputError.one(
+            f"`{name[:40]}` is its publisher's own mix of types, which only the file says",
+            where="quant",
+            hint="give the file, whose header is enough"
+            + (f", or llama.cpp's `{own}`, the nearest" if own in BASES else ""),
+        )
     close = nearest(key, BASES, 1)
     raise InputError.one(
         f"unknown GGUF quantization `{name[:40]}`",
@@ -135,6 +153,8 @@ class Quantizer:
     """Types for the tensors of one model in the order of `llama-quantize`: by layer, then name."""
 
     def __init__(self, model: GgufModel, name: str) -> None:
+        name, _, kept = name.partition(" ")
+        self.kept = dict(one.split("=") for one in kept.split())  # llama-quantize --tensor-type
         self.model, self.ftype = model, file_type(name)
         self.base = BASES[self.ftype]
         self.experts = model.number("expert_count")
@@ -165,7 +185,7 @@ class Quantizer:
         if not quantizable(tensor):
             return tensor.type
         kind = category(tensor.name)
-        found = self._rule(kind)(kind, tensor)
+        found = self.kept.get(tensor.name.split(".")[-2]) or self._rule(kind)(kind, tensor)
         key = self._counted(kind)
         if key:
             self.counts[key].seen += 1

@@ -18,10 +18,10 @@ from memfit.serving.llamacpp.loading import from_config, from_file
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.options import OPTIONS
 from memfit.serving.llamacpp.placement import BACKENDS, Backend, Machine
+from memfit.serving.llamacpp.quantize import usual
 from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
 from memfit.units import MIB
 
-DEFAULT_QUANT = "Q4_K_M"  # what `-hf` looks for where no quantization is named (common/arg.cpp)
 QUESTIONS = ("longest_context", "most_slots")
 # Options that a printed command repeats as they were given.
 REPEATED = (
@@ -86,7 +86,7 @@ def loaded(subject: Subject, quant: str) -> tuple[GgufModel, str]:
             model = from_file(Path(subject.source.origin))
             return model, "as stored"
     named = str(subject.config.get("gguf_quantization") or "")
-    quant = quant or named or DEFAULT_QUANT
+    quant = quant or named or usual(subject.config)
     return from_config(subject.config, subject.name, quant), quant
 
 
