@@ -407,3 +407,36 @@ def test_a_pipeline_of_sglang_shares_the_layers() -> None:
                 speculative_algorithm="NGRAM",
             )
         )
+
+
+def test_ollamas_qwen3_keeps_values_in_16_bits() -> None:
+    """The bytes of each layer that ollama/ollama#13372 lists: 18,842.4 MiB, of which llama.cpp's
+    own Q4_K_M lacked 418."""
+    found = serve("qwen3:32b", engine="ollama", gpu="h100")
+    assert found.figures["model_mib"] == pytest.approx(18842.40, abs=0.01)
+    plain = serve("Qwen/Qwen3-32B", engine="llama.cpp", gpu="h100", quant="Q4_K_M")
+    assert plain.figures["model_mib"] == pytest.approx(18423.65, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/models/gpt-oss-20b-mxfp4.gguf", "ggml-org/gpt-oss-20b-GGUF", "openai/gpt-oss-20b"],
+)
+def test_gpt_oss_has_one_format(name: str) -> None:
+    """11.27 GiB of file by the log of llama.cpp; Q4_K_M was taken for a repository."""
+    found = serve(name, engine="llama.cpp", gpu="rtx-4090", offline=True)
+    assert found.model.startswith("openai/gpt-oss-20b MXFP4")
+    both = found.figures["model_mib"] + found.figures["host_model_mib"]
+    assert both == pytest.approx(11.27 * 1024, rel=0.005)
+
+
+def test_a_publishers_mix_is_said_to_be_one() -> None:
+    with pytest.raises(InputError, match="only the file says") as raised:
+        serve("unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", engine="llama.cpp", offline=True)
+    assert "`Q4_K_M`, the nearest" in str(raised.value.problems[0].hint)
+
+
+def test_ollamas_container_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["docker", "run", "-d", "--gpus=all", "ollama/ollama:0.30.8"]
+    assert main(["estimate", "--gpu", "rtx-4090", "--", *command]) == 2
+    assert "ollama run qwen3:8b" in capsys.readouterr().err

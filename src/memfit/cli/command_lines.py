@@ -139,6 +139,9 @@ def unknown(command: Sequence[str]) -> Problem:
     if program(command[0]) in CONTAINERS:
         message = "starts no serving engine that memfit knows"
         hint = f"images: {', '.join(IMAGES)}"
+        if any(word.partition(":")[0] == "ollama/ollama" for word in command):
+            message = "loads no model until it is asked for one"
+            hint = "name it: `memfit estimate --gpu NAME -- ollama run qwen3:8b`"
     else:
         message = "names neither a serving engine nor a script"
         hint = "`memfit trace train.py` runs a script without a GPU"

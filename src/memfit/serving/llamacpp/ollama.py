@@ -151,7 +151,7 @@ class Ollama:
             return named_subject(hub, offline)
         repo, quantization = found
         if catalog.find(repo) is None:
-            return named_subject(f"{repo}-GGUF:{quantization}", offline)
+            return named_subject(f"{repo}-GGUF:{quantization.partition(' ')[0]}", offline)
         source = from_catalog(repo)
         return Subject(
             name=name,

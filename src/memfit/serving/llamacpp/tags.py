@@ -24,6 +24,7 @@ class Entry:
     latest: str
     quant: str = "Q4_K_M"
     sizes: Mapping[str, str] | None = None
+    kept: str = ""  # matrices of these files that have another type, as `attn_v=F16`
 
 
 LIBRARY: Mapping[str, Entry] = {
@@ -48,6 +49,9 @@ LIBRARY: Mapping[str, Entry] = {
     "mistral-small3.1": Entry(repo="mistralai/Mistral-Small-3.1-24B-Instruct-2503", latest="24b"),
     "mistral-small3.2": Entry(repo="mistralai/Mistral-Small-3.2-24B-Instruct-2506", latest="24b"),
     "mistral-large": Entry(repo="mistralai/Mistral-Large-Instruct-2411", latest="123b"),
+    "ministral-3": Entry(repo="mistralai/Ministral-3-{}B-Instruct-2512", latest="8b"),
+    "devstral-small-2": Entry(repo="mistralai/Devstral-Small-2-24B-Instruct-2512", latest="24b"),
+    "nemotron-3-nano": Entry(repo="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", latest="30b"),
     "devstral": Entry(repo="mistralai/Devstral-Small-2505", latest="24b"),
     "mixtral": Entry(
         repo="mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -60,6 +64,15 @@ LIBRARY: Mapping[str, Entry] = {
     "gemma3": Entry(
         repo="google/gemma-3-{}b-it", latest="4b", sizes={"270m": "google/gemma-3-270m-it:Q8_0"}
     ),
+    "gemma4": Entry(  # the latest has 9.6 GB (docs/context-length.mdx of ollama, August 2026)
+        repo="google/gemma-4-{}B-it",
+        latest="e4b",
+        sizes={
+            "e2b": "google/gemma-4-E2B-it",
+            "e4b": "google/gemma-4-E4B-it",
+            "26b": "google/gemma-4-26B-A4B-it",
+        },
+    ),
     "qwen": Entry(repo="Qwen/Qwen1.5-{}B-Chat", latest="4b", quant="Q4_0"),
     "qwen2": Entry(repo="Qwen/Qwen2-{}B-Instruct", latest="7b", quant="Q4_0"),
     "qwen2.5": Entry(repo="Qwen/Qwen2.5-{}B-Instruct", latest="7b"),
@@ -68,6 +81,8 @@ LIBRARY: Mapping[str, Entry] = {
         repo="Qwen/Qwen3-{}B",
         latest="8b",
         sizes={"30b": "Qwen/Qwen3-30B-A3B", "235b": "Qwen/Qwen3-235B-A22B"},
+        # `type f16: 64 tensors` of 64 layers (ollama/ollama#14774), bytes of layers in #13372
+        kept="attn_v=F16",
     ),
     "qwen3-coder": Entry(
         repo="Qwen/Qwen3-Coder-30B-A3B-Instruct",
@@ -83,6 +98,8 @@ LIBRARY: Mapping[str, Entry] = {
             "397b": "Qwen/Qwen3.5-397B-A17B",
         },
     ),
+    # `qwen3.6` takes some 24 GB (docs/integrations/hermes.mdx of ollama, August 2026)
+    "qwen3.6": Entry(repo="Qwen/Qwen3.6-{}B", latest="35b", sizes={"35b": "Qwen/Qwen3.6-35B-A3B"}),
     "qwq": Entry(repo="Qwen/QwQ-32B", latest="32b"),
     "deepseek-r1": Entry(
         repo="deepseek-ai/DeepSeek-R1-Distill-Qwen-{}B",
@@ -153,7 +170,8 @@ def resolve(spec: str) -> tuple[str, str] | None:
     if special is None and not re.fullmatch(r"[\dx.]+[bm]", size) and "{}" in entry.repo:
         raise unknown_size(spec, entry)
     repo, _, own = (special or entry.repo.format(size.rstrip("b"))).partition(":")
-    return repo, quantization or own or entry.quant
+    stored = quantization or own or entry.quant
+    return repo, f"{stored} {entry.kept}".strip() if stored == entry.quant else stored
 
 
 def unknown_size(spec: str, entry: Entry) -> InputError:
