@@ -50,11 +50,9 @@ test: setup            ## all tests, and whether they notice 30 changes in a cop
 	@noticed=0; $(if $(ARGS),,$(BIN)/python tools/mutants.py --quick --count 30 --jobs $(JOBS) || noticed=$$?;) \
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS) && exit $$noticed
 
-whole: setup           ## the fuzzer, every option by trace, the product of everything, the load: minutes to hours
+whole: setup           ## what each commit samples, all of it: options, layouts, families, classes, rows, the fuzzer, the load: hours
 	MEMFIT_CASES=200000 $(BIN)/python -m pytest -s tests/core/test_fuzz.py $(ARGS)
-	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/conformance/test_options.py tests/conformance/test_layouts.py \
-		tests/torch/test_encoders.py tests/torch/test_capture.py tests/torch/test_label_heads.py tests/torch/test_public_scripts.py $(ARGS)
-	MEMFIT_WHOLE=1 $(BIN)/python -m pytest tests/core/test_served.py $(ARGS)
+	MEMFIT_WHOLE=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $$(grep -rl --include='test_*.py' tests.sampling tests) $(ARGS)
 	MEMFIT_LOAD=20000 $(BIN)/python -m pytest tests/core/test_load.py $(ARGS)
 
 $(CACHE)/%/.setup: .ci/older/%.txt

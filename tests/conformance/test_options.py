@@ -3,12 +3,12 @@ that adds up or are refused in words."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from typing import Any
 
 import pytest
+from tests.sampling import WHOLE, sampled
 
 import memfit
 from memfit.job import Job
@@ -38,7 +38,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "nf4": {"task": "inference", "quant": "nf4", "new_tokens": 3},
 }
 # What formulas refuse is traced, which takes seconds: for these jobs alone, all with MEMFIT_WHOLE.
-TRACED = tuple(JOBS) if os.environ.get("MEMFIT_WHOLE") else ("lora", "inference")
+TRACED = tuple(JOBS) if WHOLE else ("lora", "inference")
 # Of scores of 2^20 x 2^20 nothing fits, and looking for what would takes a minute.
 LARGEST = {"longest": 2**14}
 TEXTS = {
@@ -88,25 +88,30 @@ CASES = [
 ]
 
 
+ASKED = [(kind, config) for kind in JOBS for config in (SMALL, EXPERTS)]
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), CASES, ids=[f"{name}={str(value)[:20]}" for name, value in CASES]
+    ("number", "name", "value"),
+    [(number, *case) for number, case in enumerate(CASES)],
+    ids=[f"{name}={str(value)[:20]}" for name, value in CASES],
 )
-def test_every_value_answers_or_is_refused(name: str, value: Any) -> None:
-    for kind, base in JOBS.items():
-        for config in (SMALL, EXPERTS):
-            by = "auto" if kind in TRACED else "formula"
-            job = {"seq": 24, "by": by, **base, name: value}
-            try:
-                found = memfit.estimate(config, gpu="rtx-4090", **job)
-            except memfit.InputError as refused:
-                assert refused.problems, kind
-                assert all(problem.message for problem in refused.problems), kind
-                continue
-            assert sum(found.parts.values()) == found.device, kind
-            assert min(found.parts.values()) >= 0, kind
-            assert found.band.low <= found.device <= found.band.high, kind
-            assert found.memory.reserved is not None, kind
-            assert found.memory.reserved >= found.memory.allocated, kind
-            assert found.memory.parts["weights"] > 0, kind
-            stretches = found.memory.timeline
-            assert max(stretch.allocated for stretch in stretches) == found.memory.allocated, kind
+def test_every_value_answers_or_is_refused(number: int, name: str, value: Any) -> None:
+    """Every third pair of job and model, others for the next value; all with MEMFIT_WHOLE."""
+    for kind, config in sampled(ASKED, 3, number):
+        by = "auto" if kind in TRACED else "formula"
+        job = {"seq": 24, "by": by, **JOBS[kind], name: value}
+        try:
+            found = memfit.estimate(config, gpu="rtx-4090", **job)
+        except memfit.InputError as refused:
+            assert refused.problems, kind
+            assert all(problem.message for problem in refused.problems), kind
+            continue
+        assert sum(found.parts.values()) == found.device, kind
+        assert min(found.parts.values()) >= 0, kind
+        assert found.band.low <= found.device <= found.band.high, kind
+        assert found.memory.reserved is not None, kind
+        assert found.memory.reserved >= found.memory.allocated, kind
+        assert found.memory.parts["weights"] > 0, kind
+        stretches = found.memory.timeline
+        assert max(stretch.allocated for stretch in stretches) == found.memory.allocated, kind

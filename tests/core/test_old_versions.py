@@ -3,17 +3,23 @@
 from typing import Any
 
 import pytest
+from tests.sampling import sampled
 
 from memfit import estimate
 from memfit.errors import InputError
 from memfit.model.families import families
 from memfit.tape import Alloc
 
+VERSIONS = ("4.36", "4.40", "4.44", "4.47", "4.52", "5.0")
+LATE = ("falcon", "gpt_neox", "persimmon")  # supported from 4.45 on
 
-@pytest.mark.parametrize("version", ["4.36", "4.40", "4.44", "4.47", "4.52", "5.0"])
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_family_is_answered_or_refused(version: str) -> None:
+    """Every second family, the others for the next version; all with MEMFIT_WHOLE."""
     refused = set()
-    for name, family in sorted(families().items()):
+    asked = dict(sampled(sorted(families().items()), 2, VERSIONS.index(version)))
+    for name, family in asked.items():
         for task in () if family.graphs else ("finetune", "inference"):
             try:
                 found = estimate(
@@ -29,7 +35,7 @@ def test_every_family_is_answered_or_refused(version: str) -> None:
             else:
                 assert found.memory.allocated > 0
     assert refused == (
-        {(name, "not supported yet") for name in ("falcon", "gpt_neox", "persimmon")}
+        {(name, "not supported yet") for name in LATE if name in asked}
         if float(version) < 4.45
         else set()
     )

@@ -6,18 +6,17 @@ A model of each type in each run, the smallest; all of them with MEMFIT_WHOLE.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sampling import WHOLE
 
 from memfit.model import catalog
 
 ROOT = Path(__file__).parents[2]
-WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 ENGINES = ("vllm", "sglang", "llamacpp")
 
 

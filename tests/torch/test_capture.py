@@ -4,11 +4,11 @@ graph was captured with. (Parameters are held to transformers' own in `test_fami
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.sampling import WHOLE
 
 from memfit.errors import InputError
 from memfit.estimate import estimate
@@ -36,7 +36,6 @@ from memfit.uses import strategy_from
 ROWS = {row.name: row for row in rows()}
 DESCRIBED = sorted(ROWS.keys() & set(_rows.names()))  # which `memfit new-family` compared
 BY_HAND = sorted(ROWS.keys() - set(DESCRIBED))
-WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 STILL = {"glm_moe_dsa", "deepseek_v32"}
 WORST = 0.005  # of the peak that the trace has
 CASES: tuple[dict[str, Any], ...] = (

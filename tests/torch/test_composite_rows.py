@@ -5,11 +5,11 @@ about their config, and peaks equal to the trace's. (Parameters are held to tran
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sampling import WHOLE
 
 from memfit.api.new_family import new_family
 from memfit.errors import InputError
@@ -22,7 +22,6 @@ from memfit.trace.program import configuration
 ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers" / "rows"
 DATA = {name: json.loads((ROOM / f"{name}.json").read_text()) for name in _rows.names()}
 ROWS = {name: data for name, data in DATA.items() if data.get("composite")}
-WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 # How many cases: of weights behind the language model, and of one that is captured
 SOME = {"fuyu": 3, "lfm2_vl": 1}
 CASES: tuple[dict[str, Any], ...] = (

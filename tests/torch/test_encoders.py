@@ -3,11 +3,11 @@ peaks are the trace's on sizes that no graph was captured with."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import transformers
+from tests.sampling import WHOLE
 
 import torch
 from memfit.errors import InputError
@@ -24,7 +24,6 @@ from memfit.trace import classes, trace_config
 
 families()
 DESCRIBED = frozenset(_rows.names())  # whose rows are data
-WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 
 
 def turns() -> list[tuple[str, str]]:

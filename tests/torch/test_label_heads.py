@@ -3,11 +3,11 @@ trace says their peaks."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import transformers
+from tests.sampling import WHOLE
 
 import torch
 from memfit.errors import InputError
@@ -99,9 +99,6 @@ def differs(kind: str, head: str, **case: Any) -> float:
     tape = lower(model, job)
     legal(tape)
     return memory(tape).allocated / memory(trace_config(config, job)).allocated - 1
-
-
-WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 
 
 @pytest.mark.parametrize(("kind", "head"), ALL if WHOLE else sorted(SOME))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sampling import WHOLE
 from tests.torch.test_encoders import unseen
 
 from memfit.api.new_family import new_family, write_family
@@ -31,7 +31,7 @@ from memfit.trace.new_family import (
 )
 from memfit.trace.real_positions import positions_left
 
-WHOLE = pytest.mark.skipif(not os.environ.get("MEMFIT_WHOLE"), reason="half a minute")
+LONG = pytest.mark.skipif(not WHOLE, reason="half a minute: MEMFIT_WHOLE")
 SAID = (("num_key_value_heads", 8),)  # the default of CWM's class
 NAMES = sorted(_rows.names())
 ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers"
@@ -71,7 +71,7 @@ def test_sizes_of_an_encoder_are_those_of_the_row_written_by_hand(bert: Subject)
     assert ratios_of(bert, dims) == [("hidden_size", "num_attention_heads")]
 
 
-@WHOLE
+@LONG
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_makes_what_is_shipped(name: str) -> None:
     row = json.loads((ROOM / f"rows/{name}.json").read_text())
@@ -82,7 +82,7 @@ def test_the_command_makes_what_is_shipped(name: str) -> None:
         assert graphs == json.loads((ROOM / "graphs" / file).read_text())
 
 
-@WHOLE
+@LONG
 def test_the_row_of_roberta_is_that_written_by_hand() -> None:
     """Two positions are before the first token's."""
     data, left_out = row_data("roberta")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sampling import WHOLE
 from tests.torch.watch import told
 from tools.scripts import scripts, started
 
@@ -35,7 +36,6 @@ TRUE = {
     "diffusers_lora.py": "",
     "sentence_pairs.py": "",
 }
-WHOLE = bool(os.environ.get("MEMFIT_WHOLE"))
 MODULES = ("blocks.py", "tiny.py")
 SCRIPTS = sorted(one.name for one in FOLDER.glob("*.py") if one.name not in MODULES)
 # Packages that the tests' environment lacks: with them (`pip install --no-deps litgpt==0.5.13
