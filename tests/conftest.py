@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 # threads that wait spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MEMFIT_CACHE"] = "off"  # no test takes the answer of an earlier run
+os.environ["MEMFIT_PROCESSES"] = "1"  # pytest's own workers share the cores
 
 # No deadline: on a shared machine a slow example says nothing about the code. CI draws the same
 # examples every time.

@@ -1,7 +1,10 @@
 """The card: what a GPU can do with a model, and every claim of it asked again."""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +32,7 @@ from memfit.plan.card import (
     supported_row,
 )
 from memfit.plan.reverse import largest_batch, last, longest_seq
+from memfit.processes import VARIABLE
 from memfit.report.card import highlights
 from memfit.report.card import text as card_text
 from memfit.words.gpus import cluster_of
@@ -231,14 +235,29 @@ def test_a_shelf_says_what_the_smallest_form_needs(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES)), ("gpt2", {}, 6)]
+    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES) + 6), ("gpt2", {}, 6)]
 )
-def test_progress_counts_every_row(model: str, where: dict[str, str], total: int) -> None:
+def test_progress_counts_every_search(model: str, where: dict[str, str], total: int) -> None:
     told: list[tuple[int, int, str]] = []
     card(model, offline=True, progress=lambda *one: told.append(one), **where)
     assert [done for done, _, _ in told] == list(range(total))
     assert {all for _, all, _ in told} == {total}
     assert told[0][2] == "16-bit"
+
+
+@pytest.mark.parametrize("words", [["gpt2", "--gpu", "t4"], ["gpt2", "--json"]])
+def test_processes_print_the_same_card(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([*words, "--offline"])
+    done = subprocess.run(
+        [sys.executable, "-m", "memfit", *words, "--offline"],
+        env={**os.environ, VARIABLE: "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, capsys.readouterr().out, "")
 
 
 def test_without_a_driver_to_ask_there_is_no_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

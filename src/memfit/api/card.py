@@ -49,14 +49,19 @@ def card(
     /,
     *,
     progress: Progress | None = None,
+    processes: int = 1,
     **given: Any,
 ) -> Card | Shelf | Smallests:
     """What `gpu` can do with `model`; without a model, with well-known ones; without a GPU, the
     smallest GPU for each use. A name that several models share means all of them. `progress` is
-    told how many rows or models are done, of how many, and what comes next."""
+    told how many searches or models are done, of how many, and what comes next. `processes` share
+    the work; some systems start them anew, so a program that asks for several has to be
+    importable."""
     from memfit.plan import card as cards
 
-    tell = progress or cards.quiet
+    asking = cards.Asking(
+        job_of=job_of, serve=served, processes=processes, progress=progress or cards.quiet
+    )
     problems: list[Problem] = []
     values = {name: value for name, value in given.items() if value is not None}
     strange = [name for name in values if name not in OPTIONS]
@@ -75,7 +80,7 @@ def card(
     elif names or not model:
         if cluster is None:
             raise InputError(without_gpu(word, names))
-        return cards.shelf(with_cards(word, names), cluster, job_of, served, tell)
+        return cards.shelf(with_cards(word, names), cluster, asking)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
     if not generates(found):
@@ -92,13 +97,13 @@ def card(
             subject=subject,
         )
     if cluster is None:
-        known = cards.smallest(found, job_of, tell)
+        known = cards.smallest(found, asking)
         rows = tuple(smallest_command(one, known, subject) for one in known.rows)
         return dataclasses.replace(known, rows=rows, subject=subject)
     place = " ".join(
         f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
     )
-    return spelled(cards.card(found, cluster, job_of, served, tell), subject, place or "--gpu auto")
+    return spelled(cards.card(found, cluster, asking), subject, place or "--gpu auto")
 
 
 def own_gpu() -> Cluster | None:

@@ -29,6 +29,7 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
     from memfit.api.card import card
     from memfit.cli.trace import Life
     from memfit.plan.card import Card
+    from memfit.processes import usual_processes
     from memfit.report import card as report
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
@@ -39,7 +40,12 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
         life.say(f"{what}, {done + 1} of {total}")
 
     try:
-        found = card(one_model(words) if named else " ".join(words), progress=progress, **values)
+        found = card(
+            one_model(words) if named else " ".join(words),
+            progress=progress,
+            processes=usual_processes(),
+            **values,
+        )
     finally:
         life.done()
     code = 1 if isinstance(found, Card) and found.rows and not found.fits else 0

@@ -7,10 +7,12 @@ quick and nearly a line.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from functools import partial
+from typing import Annotated, Any, Protocol, TypeVar
 
 from memfit.answers import Way
 from memfit.constants import setting
@@ -25,7 +27,11 @@ from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, bound_shortfall, hardware
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last
+from memfit.processes import answers
 from memfit.strategy import DDP, FSDP, ONE, TP, Strategy, even_split
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 CONTEXT: Annotated[int, setting("tokens of each user's context, where users are counted")] = 4096
 NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
@@ -178,7 +184,7 @@ class Serve(Protocol):
     ) -> Served | None: ...
 
 
-# Told before each row or model: how many are done, of how many, and what comes next.
+# Told before each search or model: how many are done, of how many, and what comes next.
 Progress = Callable[[int, int, str], None]
 
 
@@ -186,39 +192,75 @@ def quiet(done: int, total: int, what: str) -> None:
     """Tells nothing."""
 
 
-def card(
-    model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, progress: Progress = quiet
-) -> Card:
-    """`job_of` resolves the defaults of a use, `serve` asks llama.cpp."""
-    with uncollected(), remembering():
-        return _card(model, cluster, job_of, serve, progress)
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How a card is asked for: `job_of` resolves the defaults of a use, `serve` asks llama.cpp, and
+    `processes` share the searches."""
+
+    job_of: Jobs
+    serve: Serve
+    processes: int = 1
+    progress: Progress = quiet
+
+    def all(self, ask: Callable[[T], R], items: Sequence[T], named: Callable[[T], str]) -> list[R]:
+        """The answers in the order of the items. Several processes begin with the last, which take
+        longest, so that none of them is left to one process at the end."""
+        found: dict[int, R] = {}
+        count = len(items)
+        order = range(count) if self.processes < 2 else range(count)[::-1]
+        self.progress(0, count, named(items[0]))
+        some = answers(ask, [items[place] for place in order], self.processes)
+        with contextlib.closing(some):
+            for place, one in some:
+                found[order[place]] = one
+                if len(found) < count:
+                    following = next(item for at, item in enumerate(items) if at not in found)
+                    self.progress(len(found), count, named(following))
+        return [found[place] for place in range(count)]
 
 
-def _card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, progress: Progress) -> Card:
+def card(model: Model, cluster: Cluster, asking: Asking) -> Card:
+    uses = uses_of(model)
+    single = [cluster.gpus == 1 and not use.gguf for use in uses]
+    parts = [
+        (use, longest)
+        for use, alone in zip(uses, single, strict=True)
+        for longest in ((False, True) if alone else (False,))
+    ]
+    search = partial(part, model, cluster, asking.job_of, asking.serve)
+    found = iter(asking.all(search, parts, lambda one: one[0].title))
     rows: list[Row] = []
     spread: dict[str, Strategy] = {}
-    uses = uses_of(model)
-    for use in uses:
-        progress(len(rows), len(uses), use.title)
-        found, spread[use.key] = (
-            (served_row(model, use, cluster, serve), layouts(model, use, cluster)[0])
-            if use.gguf
-            else supported_row(model, use, cluster, job_of)
-        )
-        rows.append(found)
-    for answers in (True, False):
-        fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answers]
+    for use, alone in zip(uses, single, strict=True):
+        one, spread[use.key] = next(found)
+        rows.append(with_longest(one, next(found)[0]) if alone else one)
+    for answering in (True, False):
+        fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answering]
         if fit:
             # GPUs that work one after the other are the last choice.
             first = min(fit, key=lambda at: spread[rows[at].use.key].size("split") > 1)
             rows[first] = dataclasses.replace(rows[first], best=True)
-    rows = [
-        one
-        if one.fits or one.refused or one.use.gguf
-        else with_way(model, one, cluster, spread[one.use.key])
-        for one in rows
-    ]
     return Card(model=model, cluster=cluster, strategies=spread, rows=tuple(rows))
+
+
+def part(
+    model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, asked: tuple[Use, bool]
+) -> tuple[Row, Strategy]:
+    """A row with what would make it fit; on one GPU either without its longest sequence, or with
+    nothing else."""
+    use, longest = asked
+    with uncollected(), remembering():
+        if use.gguf:
+            return served_row(model, use, cluster, serve), layouts(model, use, cluster)[0]
+        if longest:
+            return longest_row(model, use, cluster, ONE, job_of), ONE
+        if cluster.gpus == 1:
+            found, strategy = batch_row(model, use, cluster, ONE, job_of), ONE
+        else:
+            found, strategy = supported_row(model, use, cluster, job_of)
+        if not found.fits and not found.refused:
+            found = with_way(model, found, cluster, strategy)
+        return found, strategy
 
 
 def layouts(model: Model, use: Use, cluster: Cluster) -> tuple[Strategy, ...]:
@@ -247,23 +289,26 @@ def supported_row(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> tup
 
 
 def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
+    found = batch_row(model, use, cluster, strategy, job_of)
+    if found.refused:
+        return found
+    return with_longest(found, longest_row(model, use, cluster, strategy, job_of))
+
+
+def batch_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
+    """A row without its longest sequence."""
     job = job_of(model, use, strategy, cluster.gpu)
     look = Look(model, cluster, strategy)
     try:
         look.short(job)
         most = furthest(look, job.replace(accumulate=1), "batch", MOST, 1)
-        alone = job.replace(batch=1, accumulate=1)
-        longest = furthest(look, alone, "seq", positions(model, job), 0)
         batch = min(1 if use.answers else job.batch, max(1, most))
         shown = job.replace(batch=batch) if most else job.replace(batch=1)
         found = estimate(model, shown, cluster, strategy) if most else None
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
-    extra = job.new_tokens if use.answers else 0
     if found is None:
-        return Row(use=use, job=shown, longest=longest + extra if longest else 0)
-    if use.answers and found.verdict == "fits":  # which may lie between two round numbers
-        longest = max(longest, shown.seq)
+        return Row(use=use, job=shown)
     time = found.time or found.generation
     return Row(
         use=use,
@@ -271,9 +316,31 @@ def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jo
         fits=found.verdict == "fits",
         device=found.device,
         tokens_per_second=None if time is None else time.tokens_per_second,
-        longest=longest + extra,
         most=most * strategy.size("ddp"),  # of all copies
     )
+
+
+def longest_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
+    """The longest sequence of a row alone; of answers only the prompt counts here."""
+    job = job_of(model, use, strategy, cluster.gpu)
+    alone = job.replace(batch=1, accumulate=1)
+    look = Look(model, cluster, strategy)
+    try:
+        longest = furthest(look, alone, "seq", positions(model, job), 0)
+    except InputError as bad:
+        return Row(use=use, job=job, refused=bad.problems[0].message)
+    return Row(use=use, job=job, longest=longest)
+
+
+def with_longest(one: Row, other: Row) -> Row:
+    """The row of a batch with the longest sequence of the other."""
+    if one.refused or other.refused:
+        return one if one.refused else other
+    longest, answering = other.longest, one.use.answers
+    if answering and one.fits:  # which may lie between two round numbers
+        longest = max(longest, one.job.seq)
+    extra = one.job.new_tokens if answering and (longest or one.most) else 0
+    return dataclasses.replace(one, longest=longest + extra)
 
 
 def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
@@ -442,16 +509,14 @@ def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Ro
 
 
 # ------------------------------------------------------------------------- the other two questions
-def smallest(model: Model, job_of: Jobs, progress: Progress = quiet) -> Smallests:
+def smallest(model: Model, asking: Asking) -> Smallests:
     uses = [use for use in uses_of(model) if not use.gguf]
-    rows: list[Smallest] = []
-    for use in uses:
-        progress(len(rows), len(uses), use.title)
-        rows.append(smallest_row(model, use, job_of))
+    search = partial(smallest_row, model, asking.job_of)
+    rows = asking.all(search, uses, lambda use: use.title)
     return Smallests(model=model, rows=tuple(rows))
 
 
-def smallest_row(model: Model, use: Use, job_of: Jobs) -> Smallest:
+def smallest_row(model: Model, job_of: Jobs, use: Use) -> Smallest:
     """The kernels of the first look are an A100's; every GPU named is looked at itself."""
     known = nvidia_cards()
     costs = {gpu.id: one.dollars for gpu in known if (one := price(gpu)) is not None}
@@ -483,32 +548,24 @@ def first(model: Model, use: Use, gpus: Sequence[GPU], job_of: Jobs) -> tuple[GP
     return None
 
 
-def shelf(
-    models: Sequence[Model],
-    cluster: Cluster,
-    job_of: Jobs,
-    serve: Serve,
-    progress: Progress = quiet,
-) -> Shelf:
-    lines: list[Line] = []
-    with uncollected(), remembering():
-        for model in models:
-            progress(len(lines), len(models), model.name)
-            lines.append(line(model, cluster, job_of, serve))
+def shelf(models: Sequence[Model], cluster: Cluster, asking: Asking) -> Shelf:
+    search = partial(line, cluster, asking.job_of, asking.serve)
+    lines = asking.all(search, models, lambda model: model.name)
     return Shelf(cluster=cluster, lines=tuple(lines))
 
 
-def line(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Line:
-    answer = next(fitting_uses(model, cluster, job_of, serve, True), None)
-    tune = next(fitting_uses(model, cluster, job_of, serve, False), None)
-    return Line(
-        name=model.name,
-        parameters=model.parameters,
-        answer=None if answer is None else answer[0],
-        answer_bytes=answer[1] if answer else least(model, cluster, job_of, serve, True),
-        tune=None if tune is None else tune[0],
-        tune_bytes=tune[1] if tune else least(model, cluster, job_of, serve, False),
-    )
+def line(cluster: Cluster, job_of: Jobs, serve: Serve, model: Model) -> Line:
+    with uncollected(), remembering():
+        answer = next(fitting_uses(model, cluster, job_of, serve, True), None)
+        tune = next(fitting_uses(model, cluster, job_of, serve, False), None)
+        return Line(
+            name=model.name,
+            parameters=model.parameters,
+            answer=None if answer is None else answer[0],
+            answer_bytes=answer[1] if answer else least(model, cluster, job_of, serve, True),
+            tune=None if tune is None else tune[0],
+            tune_bytes=tune[1] if tune else least(model, cluster, job_of, serve, False),
+        )
 
 
 def least(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, answers: bool) -> int:
@@ -566,6 +623,7 @@ def fitting_bytes(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> int
 
 __all__ = [
     "USES",
+    "Asking",
     "Card",
     "Line",
     "Row",
