@@ -19,6 +19,7 @@ from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
 from memfit.job import Job
+from memfit.processes import answers
 from memfit.report import accuracy as report
 from memfit.report import accuracy_data
 from memfit.report.scatter import svg
@@ -305,7 +306,7 @@ def test_answered_counts_what_is_described_completely_by_task() -> None:
 
 
 def test_processes_say_what_one_says(tmp_path: Path) -> None:
-    from memfit.truth.accuracy import answered, gathered, selected, spread_out
+    from memfit.truth.accuracy import answered, gathered, selected
 
     path = file(
         tmp_path,
@@ -319,8 +320,8 @@ def test_processes_say_what_one_says(tmp_path: Path) -> None:
     alone, shared = {}, {}
     for one in questions:
         alone.update(answered(one))
-    for answers in spread_out(questions, 2):
-        shared.update(answers)
+    for _, some in answers(answered, questions, 2):
+        shared.update(some)
     said = [
         {
             number: (one.predicted, one.others, one.verdict)

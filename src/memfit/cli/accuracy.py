@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import click
 from memfit.cli.trace import Life
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable, write_text
+from memfit.processes import usual_processes
 
 # What is asked about, and the flags that mean nothing there.
 RECORDS, SPEEDS, BLIND = "records of `memfit measure`", "speeds", "`--blind`"
@@ -70,7 +70,7 @@ def run(
             )
         )
     wrong += unwritable(plot, "plot")
-    given |= {"by": given["by"] or FORMULA, "processes": given["processes"] or os.cpu_count() or 1}
+    given |= {"by": given["by"] or FORMULA, "processes": given["processes"] or usual_processes()}
     life = Life()
     try:
         found = accuracy(

@@ -4,16 +4,15 @@ group, nothing averaged over lines of different sources."""
 from __future__ import annotations
 
 import gc
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
+from memfit.processes import answers
 from memfit.registry import nearest
 from memfit.tape import Producer
 from memfit.truth.answers import (
@@ -210,13 +209,10 @@ def accuracy(
         if isinstance(row, Kernel):
             tell(number, len(chosen), row.id)
             found[number] = of_kernel(row)
-    for answers in (
-        spread_out(questions, processes)
-        if shared
-        else (answered(one, producer, peers) for one in questions)
-    ):
-        found.update(answers)
-        tell(len(found) - 1, len(chosen), chosen[next(iter(answers))].id)
+    ask = partial(answered, producer=producer, peers=peers)
+    for _, some in answers(ask, questions, processes if shared else 1):
+        found.update(some)
+        tell(len(found) - 1, len(chosen), chosen[next(iter(some))].id)
     ordered = [
         row if isinstance(row, Refused) else found[number] for number, row in enumerate(chosen)
     ]
@@ -256,24 +252,6 @@ def answered(
     finally:
         if enabled:
             gc.enable()
-
-
-def spread_out(
-    questions: Sequence[Question], processes: int
-) -> Iterator[dict[int, Outcome | Refused]]:
-    """Answered by several processes, in whatever order they come; an interruption is told to this
-    one, which ends them."""
-    pool = ProcessPoolExecutor(
-        processes,
-        mp_context=get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
-    try:
-        for done in as_completed([pool.submit(answered, one) for one in questions]):
-            yield done.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def selected(
