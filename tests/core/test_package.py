@@ -11,12 +11,14 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memfit
+from memfit.model.families import _graph_files
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -61,6 +63,30 @@ def test_the_wheel_is_small_and_complete(built: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"memfit/py.typed", "memfit/__init__.pyi", "memfit/hardware/gpus.toml"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "docs/", "records/"))]
+
+
+def test_the_wheel_has_the_graphs_of_every_family(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed there, and read as the files of a checkout are."""
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        wheel.extractall(tmp_path)
+    assert not list((tmp_path / "memfit" / _graph_files.HERE).glob("*.json"))
+    here = resources.files("memfit") / _graph_files.HERE
+    known = sorted(one.name.removesuffix(".json").partition(".") for one in here.iterdir())
+    wanted = {
+        (name, setting): _graph_files.read_graphs(name, setting) for name, _, setting in known
+    }
+    monkeypatch.setattr(_graph_files, "files", lambda _: tmp_path / "memfit")
+    _graph_files.unpacked.cache_clear()
+    try:
+        found = {key: _graph_files.read_graphs(*key) for key in wanted}
+        settings = tuple({setting for _, setting in wanted})
+        kept = {name: _graph_files.stored_settings(name, settings) for name, _ in wanted}
+    finally:
+        _graph_files.unpacked.cache_clear()
+    assert found == wanted
+    assert {(name, one) for name, each in kept.items() for one in each} == set(wanted)
 
 
 def test_the_sdist_holds_the_sources(built: Path) -> None:

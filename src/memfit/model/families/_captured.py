@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
 from memfit.model.config import Fields
 from memfit.model.families import family
+from memfit.model.families._graph_files import read_graphs, stored_settings
 from memfit.model.families._towers import Tower
 from memfit.model.label_heads import LabelRow
 from memfit.model.modules import (
@@ -43,7 +42,6 @@ SECOND = "x1"  # what a layer hands to the next one beside `x`
 CROSSING = "crossing."  # those of what a layer makes for later ones, beside what it hands on
 LONG = "@long"  # the same of sequences that a sliding window cuts, which need a mask
 SHORT = 48  # a window that cuts the sequences of every example
-HERE = "libraries/transformers/graphs"
 # What a graph is captured with, by the end of its file's name. Autocast casts, or not, by the
 # weights' dtype; padded batches have masks. Generation has two kinds of passes: the prompt's, and
 # those of one token each, of which the second stands for all.
@@ -188,9 +186,7 @@ def stored(name: str, setting: str = "") -> Mapping[str, Any]:
     """The file of a family's graphs in a setting."""
     if (name, setting) in MADE:
         return MADE[name, setting]
-    place = place_of(name, setting)
-    found: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
-    return found
+    return read_graphs(name, setting)
 
 
 @cache
@@ -215,17 +211,11 @@ def moved(graph: Graph, old: str, new: str) -> Graph:
     return replace(graph, ops=ops)
 
 
-def place_of(name: str, setting: str) -> Traversable:
-    """Where the graphs of a family in a setting are."""
-    return files("memfit").joinpath(HERE, f"{name}.{setting}.json" if setting else f"{name}.json")
-
-
 @cache
 def known_settings(name: str) -> frozenset[str]:
     """The settings that a family was captured in."""
-    return frozenset(
-        one for one in SETTINGS if (name, one) in MADE or place_of(name, one).is_file()
-    )
+    made = {setting for family, setting in MADE if family == name}
+    return stored_settings(name, tuple(SETTINGS)) | made
 
 
 def parsed(data: Mapping[str, Any]) -> Mapping[str, Graph]:
