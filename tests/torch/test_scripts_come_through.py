@@ -14,7 +14,7 @@ import torch
 from memfit.api.verbs import trace
 from memfit.cli.trace import split
 from memfit.errors import InputError
-from memfit.trace import lines
+from memfit.trace import failures, lines
 from memfit.trace.failures import stand_in
 from memfit.trace.imports import ORIGINALS
 
@@ -193,6 +193,12 @@ import requests
 address = "https://data.invalid/a.dat"
 requests.get(address, timeout=1) if sys.argv[1:] else urllib.request.urlopen(address)
 """
+UNPACKS = """
+import io, tarfile, urllib.request
+packed = io.BytesIO(urllib.request.urlopen("https://data.invalid/cora.tgz").read())
+tarfile.open(fileobj=packed).extractall(".")
+raise FileNotFoundError("./cora/cora.content not found.")  # without a name, as numpy's
+"""
 EVALUATES = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)]).cuda()
@@ -351,6 +357,19 @@ def test_data_of_nltk_and_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"needs the data of a file that was not found") as caught:
         trace(script)
     assert "torch.from_numpy" in str(caught.value.problems[0].where)
+
+
+def test_a_file_of_an_empty_archive_names_the_archive(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNPACKS)
+    expected = r"lacks a file, probably from `cora\.tgz`, which was not downloaded: \./cora"
+    with pytest.raises(InputError, match=expected) as caught:
+        trace(script)
+    assert "`--network`" in caught.value.problems[0].hint
+    missing = KeyError("There is no item named 'cora.content' in the archive")
+    for bad, said in ((missing, True), (FileExistsError("images"), True), (KeyError("a"), False)):
+        found = failures.explain(bad, "train.py", "script", ["cora.zip"]).message
+        assert ("`cora.zip`" in found) == said
 
 
 def test_repeated_passes_are_skipped(tmp_path: Path) -> None:

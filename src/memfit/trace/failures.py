@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinMethodType, TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,12 +56,16 @@ ANOTHER = "choose an environment with the version that the script was written fo
 ELSEWHERE = "use a local folder, or run it once with a network to fill the cache"
 
 
-def explain(bad: BaseException, script: str, where: str) -> Problem:
+def explain(bad: BaseException, script: str, where: str, archives: Sequence[str] = ()) -> Problem:
     for rule in RULES:
         found = rule(bad, script)
         if found is not None:
             return Problem(message=found[0], where=where, hint=found[1])
     text = first_line(bad)
+    if archives and lacks_file(bad):
+        lost = f"probably from `{archives[-1]}`, which was not downloaded"
+        hint = "unpack it where the script looks for its files, or let it download with `--network`"
+        return Problem(message=f"`{script}` lacks a file, {lost}: {text}", where=where, hint=hint)
     return Problem(
         message=f"`{script}` failed with {type(bad).__name__}" + (f": {text}" if text else ""),
         where=where,
@@ -383,6 +387,14 @@ def no_file(bad: BaseException, script: str) -> Told:
         return None
     hint = "put one there: a few rows or pictures as long or large as yours are enough"
     return f"`{script}` reads `{str(bad.filename)[:100]}`, which is not there", hint
+
+
+def lacks_file(bad: BaseException) -> bool:
+    """Whether the disk lacks a file, or an archive does in the words of zipfile and tarfile; a
+    folder that is renamed to another one's name fails with FileExistsError."""
+    kinds = (FileNotFoundError, FileExistsError, NotADirectoryError)
+    in_archive = isinstance(bad, KeyError) and re.search(r"in the archive|not found", str(bad))
+    return isinstance(bad, kinds) or bool(in_archive)
 
 
 def no_sizes(bad: BaseException, script: str) -> Told:

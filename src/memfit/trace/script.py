@@ -231,7 +231,7 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
             raise
         shown = follower.steps or not request.steps or follower.inferred()
         if not isinstance(bad, SystemExit) or bad.code or not shown:
-            raise InputError(problem_of(bad, request)) from bad
+            raise InputError(problem_of(bad, request, follower)) from bad
     if request.steps and not follower.backwards and not follower.inferred():
         message = (
             f"`{Path(request.script).name}` ended without training: no optimizer step "
@@ -241,7 +241,7 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
         raise InputError.one(message, where="script", hint=hint)
 
 
-def problem_of(bad: BaseException, request: Request) -> Problem:
+def problem_of(bad: BaseException, request: Request, follower: Follower) -> Problem:
     if isinstance(bad, CannotFollow):
         return bad.problem
     where = lines.failed(bad.__traceback__)
@@ -254,7 +254,8 @@ def problem_of(bad: BaseException, request: Request) -> Problem:
             f"{request.seconds:g} s"
         )
         return Problem(message=message, where=where, hint="raise it with `--time-limit`")
-    return failures.explain(bad, name, where)
+    archives = synthetic_downloads.archives_of(follower.recorder.notes)
+    return failures.explain(bad, name, where, archives)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ LINES, WORDS = 8000, 16  # a line each; about as long as a book
 TEXTS, JSON = (".txt", ".text", ".md"), (".json", ".jsonl")
 PICTURES = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2")
+DOWNLOAD = "download "  # begins the key of a note
 
 
 @functools.cache
@@ -68,6 +69,12 @@ def archive(ending: str) -> bytes:
         mode = {"tar": "w:", "bz2": "w:bz2"}.get(ending, "w:gz")
         tarfile.open(fileobj=made, mode=mode).close()  # type: ignore[call-overload]
     return made.getvalue()
+
+
+def archives_of(notes: Iterable[str]) -> list[str]:
+    """Names of the archives that were not downloaded, from the keys of a recorder's notes."""
+    names = [key.removeprefix(DOWNLOAD) for key in notes if key.startswith(DOWNLOAD)]
+    return [name for name in names if name.lower().endswith(ARCHIVES)]
 
 
 def splitters(recorder: Watcher, module: ModuleType) -> list[Patch]:
@@ -162,7 +169,7 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
         held = next(
             (said for ends, said in known if name.lower().endswith(ends)), "it holds random words"
         )
-        recorder.note(f"download {name}", f"`{name}` was not downloaded: {held}")
+        recorder.note(f"{DOWNLOAD}{name}", f"`{name}` was not downloaded: {held}")
 
     def requests(module: ModuleType) -> list[Patch]:
         true = module.Session.request
