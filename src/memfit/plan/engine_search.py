@@ -274,13 +274,16 @@ def longest(question: EngineQuestion, cluster: Cluster, one: Candidate, each: in
     fixed = question.fixed.get(question.planned.length)
     if fixed:
         return int(fixed)
+    middle = low  # where the shortest is too long, all others are
     while low <= high:
-        middle = (low + high) // 2
         answer = question.planned.engine.answer(asked_of(question, cluster, one, middle, each))
         if not answer.failure and answer.figures.get("max_concurrency", 0) >= max(1, each):
             found, low = middle, middle + 1
+        elif middle == SHORTEST:
+            break
         else:
             high = middle - 1
+        middle = (low + high) // 2
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
@@ -104,7 +105,30 @@ def number_width(model: Model, named: object = "") -> int:
 
 
 def rank_sizes(model: Model, rank: Rank) -> list[int]:
-    """Bytes of every tensor, in the order of allocation."""
+    """Bytes of every tensor, in the order of allocation. The checkpoint's are the same for every
+    length and every number of adapters, of which a plan asks thousands."""
+    alike = replace(rank, positions=0, adapters=0, adapter_rank=0, adapter_vocab=0)
+    loaded = checkpoint_sizes(Same(model), alike)
+    return [*loaded, *rotary_tables(model, rank), *lora_slots(model, rank)]
+
+
+class Same:
+    """A model as a key of a cache: none but itself is equal to it."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __hash__(self) -> int:
+        return id(self.model)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.model is self.model
+
+
+@lru_cache(64)
+def checkpoint_sizes(one: Same, rank: Rank) -> tuple[int, ...]:
+    """Bytes of the tensors that are read from the checkpoint."""
+    model = one.model
     known: dict[tuple[int, frozenset[str]], list[int]] = {}
     # towers are split as the text model is; norms and positions, which are not, are small
     sizes = [
@@ -125,7 +149,7 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
             head = "lm_head" if rank.scheme.named else ""
             kept = frozenset() if head else frozenset([head])
             sizes += stored(head, model.width, (rows,), rank, kept)
-    return sizes + rotary_tables(model, rank) + lora_slots(model, rank)
+    return tuple(sizes)
 
 
 def rank_bytes(model: Model, rank: Rank, reserved: bool = False, more: Iterable[int] = ()) -> int:
