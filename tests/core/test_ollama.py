@@ -28,9 +28,9 @@ def run(*words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("tag", "repo", "quantization"),
     [
-        ("qwen3:8b", "Qwen/Qwen3-8B", "Q4_K_M"),
-        ("qwen3", "Qwen/Qwen3-8B", "Q4_K_M"),
-        ("qwen3:30b", "Qwen/Qwen3-30B-A3B", "Q4_K_M"),
+        ("qwen3:8b", "Qwen/Qwen3-8B", "Q4_K_M attn_v=F16"),
+        ("qwen3", "Qwen/Qwen3-8B", "Q4_K_M attn_v=F16"),
+        ("qwen3:30b", "Qwen/Qwen3-30B-A3B", "Q4_K_M attn_v=F16"),
         (
             "llama3.1:70b-instruct-q4_0",
             "meta-llama/Meta-Llama-3.1-70B-Instruct",
