@@ -280,9 +280,9 @@ def replace_outputs(
 
 
 def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:
-    """Under autocast accelerate makes fp32 copies of all 16-bit outputs, while those still stand:
-    of the logits, and of keys and values where the cache is a tuple of them (accelerate 1.0 and
-    1.15 utils/operations.py convert_outputs_to_fp32)."""
+    """Under autocast accelerate makes fp32 copies of all 16-bit outputs, while those still stand,
+    and hands the others on: of the logits, and of keys and values where the cache is a tuple of
+    them (accelerate 1.0 and 1.15 utils/operations.py convert_outputs_to_fp32)."""
     if ctx.autocast is None or not ctx.job.hugging:
         return []
     r = ctx.r
@@ -296,9 +296,8 @@ def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:
             (
                 where,
                 [
-                    r.tensor(one.shape, FP32, "float", part)
+                    r.tensor(one.shape, FP32, "float", part) if one.format.block_bytes == 2 else one
                     for one in tensors
-                    if one.format.block_bytes == 2
                 ],
             )
         )
