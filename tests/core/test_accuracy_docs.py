@@ -14,15 +14,16 @@ import pytest
 from tests.sampling import WHOLE, sampled
 
 from memfit.band import EACH, Residual, coverage, residuals
+from memfit.processes import answers
 from memfit.report.markdown import table
 from memfit.truth import Case, read
 from memfit.truth.accuracy import (
     CERTAIN,
     Outcome,
     accuracy,
+    answered,
     figures,
     gathered,
-    spread_out,
 )
 from memfit.truth.answers import asker, outcome
 from memfit.truth.case import METRICS
@@ -250,7 +251,7 @@ def test_every_third_run_is_what_memfit_says_today() -> None:
     chosen = {row.id for run in runs for _, row in run}
     before = {one.id: one for one in residuals() if one.id in chosen}
     assert len(before) > len(residuals()) / 4
-    found = [one for answers in spread_out(runs, 2) for one in answers.values()]
+    found = [one for _, some in answers(answered, runs, 2) for one in some.values()]
     agree([one for one in found if isinstance(one, Outcome)], before)
 
 
