@@ -440,3 +440,11 @@ def test_ollamas_container_needs_a_model(capsys: pytest.CaptureFixture[str]) -> 
     command = ["docker", "run", "-d", "--gpus=all", "ollama/ollama:0.30.8"]
     assert main(["estimate", "--gpu", "rtx-4090", "--", *command]) == 2
     assert "ollama run qwen3:8b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "quant", ["Q4_K_M foo", "Q4_K_M attn_v=F99", "Q4_K_M =F16", "Q4_K_M a=b=c"]
+)
+def test_matrices_of_another_type_need_a_type(quant: str) -> None:
+    with pytest.raises(InputError, match="unknown GGUF quantization"):
+        serve("Qwen/Qwen3-8B", engine="llama.cpp", gpu="rtx-3060", quant=quant)

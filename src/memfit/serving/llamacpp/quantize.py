@@ -101,6 +101,20 @@ def file_type(name: str) -> str:
     )
 
 
+def mixture(name: str) -> tuple[str, Mapping[str, str]]:
+    """A quantization, and the types of matrices that have another one: `Q4_K_M attn_v=F16`, as
+    `llama-quantize --tensor-type` takes them."""
+    first, *others = name.split() or [""]
+    pairs = [one.partition("=") for one in others]
+    if not all(matrix and kind in TYPES for matrix, _, kind in pairs):
+        raise InputError.one(
+            f"unknown GGUF quantization `{name[:40]}`",
+            where="quant",
+            hint="a quantization, then matrices of another type: `Q4_K_M attn_v=F16`",
+        )
+    return file_type(first), {matrix: kind for matrix, _, kind in pairs}
+
+
 def category(name: str) -> str:
     """What kind of tensor a name stands for (`tensor_get_category`)."""
     if name == "output.weight":
@@ -153,9 +167,8 @@ class Quantizer:
     """Types for the tensors of one model in the order of `llama-quantize`: by layer, then name."""
 
     def __init__(self, model: GgufModel, name: str) -> None:
-        name, _, kept = name.partition(" ")
-        self.kept = dict(one.split("=") for one in kept.split())  # llama-quantize --tensor-type
-        self.model, self.ftype = model, file_type(name)
+        self.model = model
+        self.ftype, self.kept = mixture(name)
         self.base = BASES[self.ftype]
         self.experts = model.number("expert_count")
         kv_heads = max(1, max((model.kv_heads(one) for one in range(model.layers)), default=1))
