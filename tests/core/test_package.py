@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import memfit
+from memfit.errors import InputError
 from memfit.model.families import _graph_files
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,10 @@ def test_the_wheel_has_the_graphs_of_every_family(
         found = {key: _graph_files.read_graphs(*key) for key in wanted}
         settings = tuple({setting for _, setting in wanted})
         kept = {name: _graph_files.stored_settings(name, settings) for name, _ in wanted}
+        _graph_files.unpacked.cache_clear()
+        monkeypatch.setitem(sys.modules, "lzma", None)
+        with pytest.raises(InputError, match="has no `lzma` module"):
+            _graph_files.read_graphs(*next(iter(wanted)))
     finally:
         _graph_files.unpacked.cache_clear()
     assert found == wanted

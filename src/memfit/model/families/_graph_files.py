@@ -10,6 +10,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from memfit.errors import InputError
+
 HERE = "libraries/transformers/graphs"
 
 
@@ -39,7 +41,13 @@ def unpacked(name: str) -> Mapping[str, str]:
     place = files("memfit").joinpath(HERE, f"{name}.xz")
     if not place.is_file():
         return {}
-    import lzma  # which a Python built without liblzma lacks
-
+    try:
+        import lzma
+    except ImportError:
+        raise InputError.one(
+            f"the graphs of `{name}` are compressed, and this Python has no `lzma` module",
+            where="model",
+            hint="install a Python that was built with liblzma (`xz-devel` or `liblzma-dev`)",
+        ) from None
     first, *texts = lzma.decompress(place.read_bytes()).decode().split("\n")
     return dict(zip(json.loads(first), texts, strict=True))
