@@ -269,22 +269,22 @@ def packed(subject: Subject) -> Subject:
 def longest(question: EngineQuestion, cluster: Cluster, one: Candidate, each: int) -> int:
     """The longest request of which `each` fit at once (0: one, at the engine's own settings), up to
     the model's limit; 0: none."""
-    model = question.subject.model
-    low, high, found = SHORTEST, max(SHORTEST, (model.positions if model else 0) or UNLIMITED), 0
     fixed = question.fixed.get(question.planned.length)
     if fixed:
         return int(fixed)
-    middle = low  # where the shortest is too long, all others are
-    while low <= high:
-        answer = question.planned.engine.answer(asked_of(question, cluster, one, middle, each))
-        if not answer.failure and answer.figures.get("max_concurrency", 0) >= max(1, each):
-            found, low = middle, middle + 1
-        elif middle == SHORTEST:
-            break
-        else:
-            high = middle - 1
-        middle = (low + high) // 2
-    return found
+
+    def fits(length: int) -> bool:
+        answer = question.planned.engine.answer(asked_of(question, cluster, one, length, each))
+        return not answer.failure and answer.figures.get("max_concurrency", 0) >= max(1, each)
+
+    if not fits(SHORTEST):
+        return 0
+    model = question.subject.model
+    low, high = SHORTEST, max(SHORTEST, (model.positions if model else 0) or UNLIMITED)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def speed_of(
