@@ -28,7 +28,7 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program(text: str) -> "subprocess.Popen[str]":
-    """A program without the threads of pytest, in a group of its own."""
+    """Python code in a process group of its own, where pytest has no threads."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(text)],
         stdout=subprocess.PIPE,

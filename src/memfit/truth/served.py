@@ -237,8 +237,9 @@ def dated(value: Mapping[str, Any]) -> str:
 
 
 def version_of(text: str, engine: str) -> str:
-    """The version of a row; for vLLM a date stands for the release of that time, for others for
-    none. A build from a branch (`0.1.dev1`) has no version of its own and counts as the newest."""
+    """The version of a row, or nothing for the newest, as which a build from a branch (`0.1.dev1`)
+    counts. A month in its place means vLLM's release of that month; for other engines it means
+    nothing."""
     found = re.match(r"(20\d\d-\d\d)", text)
     if found and engine != "vllm":
         return ""
