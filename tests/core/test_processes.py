@@ -28,9 +28,11 @@ def test_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program(text: str) -> "subprocess.Popen[str]":
-    """Python code in a process group of its own, where pytest has no threads."""
+    """Python code in a process group of its own, where pytest has no threads. What a shell starts
+    in the background ignores Ctrl-C, and so would its children."""
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(text)],
+        [sys.executable, "-c", heeds + textwrap.dedent(text)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
