@@ -15,7 +15,7 @@ import pytest
 from memfit.api.card import card, job_of, own_gpu
 from memfit.api.verbs import VERBS, question
 from memfit.cli import main
-from memfit.cli.card import routed
+from memfit.cli.routing import routed
 from memfit.errors import MissingExtra
 from memfit.estimate import estimate
 from memfit.model import catalog

@@ -6,7 +6,7 @@ import pytest
 
 from memfit.api.verbs import VERBS
 from memfit.cli.app import main
-from memfit.cli.card import routed
+from memfit.cli.routing import routed
 from memfit.model import catalog
 from memfit.model.family_names import MOST, is_closed, models_of
 

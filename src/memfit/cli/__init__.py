@@ -1,5 +1,7 @@
-"""The command line: `app.py` has the commands, the other modules what the larger ones need."""
+"""The command line: `app.py` runs it, `commands.py` has the commands, the other modules what the
+larger ones need."""
 
-from memfit.cli.app import commands, main
+from memfit.cli.app import main
+from memfit.cli.commands import commands
 
 __all__ = ["commands", "main"]

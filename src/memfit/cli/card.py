@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
 from typing import Any
 
 from memfit.words.gpus import is_gpu, names_gpu, one_model
@@ -16,13 +15,6 @@ Without a GPU it uses this machine's, or finds the smallest GPU for each use.
 
 Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 """
-HELP_WORDS = ("help", "-h", "--help-all", "version")
-OWN = ("--help", "--help-all", "-h", "--version", "-V")
-FORMS = ("--json",)
-METHODS = ("lora", "qlora", "full")
-BETWEEN = ("on", "with", "for", "using", "in")
-LONGEST = 6  # words of a GPU's name: `2 x rtx 4060 ti 16gb`
-PASTED = ("estimate", "card")  # verbs behind which people paste other programs' commands
 
 
 def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
@@ -54,116 +46,4 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
     return code, report.text(found)
 
 
-def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
-    """A question without a verb with the verb that it means: `card`, or `estimate` where it says
-    what is to be done."""
-    if words and words[0] in HELP_WORDS:
-        return helped(words)
-    first = words[0] if words else ""
-    if first not in verbs or first in PASTED:
-        from memfit.cli.command_lines import pasted
-
-        if meant := pasted(words):
-            return meant
-    if not first or first in verbs or first in OWN:
-        return list(words)
-    if not first.startswith("-") and is_gpu(first) and not is_model(first):
-        first, words = "--gpu", ["--gpu", *words]
-    if not first.startswith("-"):
-        placed = named_by_place(words)
-        if not modelled(placed[0], verbs):
-            return list(words)
-        first, words = placed[0], placed
-    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-    if not set(flags) <= own_flags() or first.endswith((".yaml", ".yml")):
-        return ["estimate", *words]
-    return ["card", *words]
-
-
-def named_by_place(words: Sequence[str]) -> list[str]:
-    """`qwen3 8b lora rtx 4090` with options for the method and the GPU: only what stands before
-    the first option."""
-    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    name, options, rest = [words[0]], list[str](), list(words[1:count])
-    while rest:
-        if "--gpu" not in options and (long := gpu_words(rest)):
-            gpu, rest = " ".join(rest[:long]), rest[long:]
-            if name[-1].isdecimal() and is_name(name[:-1]) and not is_name(name):
-                gpu = f"{name.pop()} x {gpu}"  # `llama 3 8b 2 a100`, not `gpt 2 a100`
-            options += ["--gpu", gpu]
-            continue
-        word = rest.pop(0)
-        if word.lower() in METHODS:
-            options += ["--method", word.lower()]
-        elif word.lower() not in BETWEEN:
-            name.append(word)
-    return [*joined(name), *options, *words[count:]]
-
-
-def gpu_words(words: Sequence[str]) -> int:
-    """How many of the first words name a GPU: as many as possible, or 0. A Mac without its memory
-    is meant for one, too; a number alone may belong to the model."""
-    from memfit.hardware.apple import without_memory
-
-    counts = words[0].isdecimal() and len(words[0]) < 3
-    if counts and words[1:2] not in (["x"], ["X"]):
-        return 0
-    for long in range(min(LONGEST, len(words)), 0, -1):
-        whole = " ".join(words[:long])
-        if (is_gpu(whole) and not is_model(whole)) or without_memory(whole, "gpu"):
-            return long
-    return 0
-
-
-def joined(name: list[str]) -> list[str]:
-    """The words of a model's name as one, where they are one."""
-    return [" ".join(name)] if is_name(name) else name
-
-
-def is_name(words: Sequence[str]) -> bool:
-    """Whether the words together name a model, or a family of models."""
-    from memfit.model.family_names import models_of
-    from memfit.model.spellings import meant
-
-    whole = " ".join(words)
-    return bool(words) and bool(is_model(whole) or meant(whole) is not None or models_of(whole))
-
-
-def own_flags() -> frozenset[str]:
-    """The options of a card, under all their names."""
-    from memfit.api.card import OPTIONS
-    from memfit.spellings import names
-
-    known = [f"--{name}" for name in names((*OPTIONS, "model"))]
-    return frozenset((*known, "--gpus", "--no-offline", *FORMS, "--help"))
-
-
-def helped(words: Sequence[str]) -> list[str]:
-    """`help COMMAND`, `-h` and `version` as the options that they mean."""
-    if words[0] == "version":
-        return ["--version"]
-    return [*words[1:2], "--help"] if words[0] == "help" else ["--help"]
-
-
-def is_model(word: str) -> bool:
-    from pathlib import Path
-
-    from memfit.model import catalog
-
-    return catalog.find(word) is not None or Path(word).exists()
-
-
-def modelled(word: str, verbs: Collection[str]) -> bool:
-    """Whether a word is rather a model's name than a verb that is misspelled."""
-    from memfit.model import catalog
-    from memfit.model.family_names import is_closed, models_of
-    from memfit.registry import nearest
-
-    if catalog.find(word) or any(part in word for part in "/.:") or is_closed(word):
-        return True
-    if models_of(word):
-        return True
-    return not nearest(word, verbs) and bool(catalog.alike(word) or catalog.family(word))
-
-
-__all__ = ["HELP", "routed", "run"]
+__all__ = ["HELP", "run"]
