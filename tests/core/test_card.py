@@ -196,10 +196,42 @@ def test_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ("rtx-4090 --method lora", "estimate --gpu rtx-4090 --method"),
         ("gpt2", "card gpt2"),
         ("--help", "--help"),
+        ("train qwen3-8b --gpu rtx-4090", "estimate qwen3-8b --gpu rtx-4090"),
+        ("finetune qwen3 8b qlora rtx 4090", "estimate qwen3 8b --method qlora --gpu rtx 4090"),
+        ("chat qwen3-8b --gpu l4", "estimate qwen3-8b --gpu l4 --task inference"),
+        ("serve qwen3-8b --gpu l4", "estimate qwen3-8b --gpu l4 --engine vllm"),
+        ("serve qwen3-8b --engine sglang", "estimate qwen3-8b --engine sglang"),
+        ("run qwen3:8b --gpu l4", "estimate qwen3:8b --gpu l4 --engine ollama"),
+        ("serve Qwen/Qwen3-8B-GGUF:Q4_K_M", "estimate Qwen/Qwen3-8B-GGUF:Q4_K_M --engine llama"),
+        ("train", "train"),
+        ("serve --help", "serve --help"),
     ],
 )
 def test_questions_without_a_verb_find_theirs(words: str, means: str) -> None:
     assert " ".join(routed(words.split(), VERBS)).startswith(means)
+
+
+def test_a_task_in_the_place_of_a_verb_says_how_it_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "qwen3-0.6b", "--gpu", "l4", "--offline"]) == 0
+    printed = capsys.readouterr()
+    assert "note: `serve` is read as `memfit estimate --engine vllm`" in printed.err
+    assert printed.out.startswith("fits: ")
+    assert main(["train", "train.py", "--lr", "1"]) == 2
+    assert "`memfit trace train.py --lr 1` runs it" in capsys.readouterr().err
+
+
+def test_a_name_of_several_gpus_says_which_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["qwen3-0.6b", "--gpu", "rtx-4060-ti"],
+        ["serve", "qwen3-0.6b", "--gpu", "rtx-4060-ti"],
+        ["plan", "qwen3-0.6b", "--gpu", "rtx-4060-ti", "--method", "lora"],
+    ):
+        assert main([*words, "--offline"]) == 0
+        assert "this answer is for `rtx-4060-ti-8gb`" in capsys.readouterr().err
+    assert main(["qwen3-0.6b", "--gpu", "rtx-4060-ti-16gb", "--offline"]) == 0
+    assert "this answer is for" not in capsys.readouterr().err
 
 
 def test_a_family_on_a_mac() -> None:

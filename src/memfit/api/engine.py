@@ -83,10 +83,13 @@ def read_words(
 def answered(
     engine: ServingEngine, asked: Question | None, problems: list[Problem]
 ) -> ServingAnswer:
-    """The engine's answer; its own problems join those found before."""
+    """The engine's answer, with a setting that works where it does not start; its own problems join
+    those found before."""
+    from memfit.serving.remedies import with_remedy
+
     try:
         if asked is not None:
-            answer = engine.answer(asked)
+            answer = with_remedy(engine, asked, engine.answer(asked))
             if not problems:
                 return answer
     except InputError as bad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from memfit.cli.errors import note_gpu
 from memfit.words.gpus import is_gpu, names_gpu, one_model
 
 HELP = """\
@@ -26,6 +27,7 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
 
     values = {name: value for name, value in given.items() if value not in (None, ())}
     named = names_gpu(words) or (len(words) > 2 and is_gpu(words[-1]))
+    note_gpu(str(values.get("gpu") or ""))
     life = Life()
 
     def progress(done: int, total: int, what: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from memfit import spellings
+from memfit.cli.errors import note_gpu
 from memfit.errors import InputError, Problem
 from memfit.report import FORMATS
 
@@ -100,6 +101,7 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, help_page(own.get("engine", ""))
+    note_gpu(str(own.get("gpu") or ""))
     answer = from_command(rest, command, own.pop("engine", GGUF_ENGINE), own)
     text = write(answer, form, explain=bool(own.get("explain")), width=width)
     return (FITS if answer.fits else DOES_NOT), text
@@ -114,6 +116,7 @@ def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, plan_help(own.get("engine", ""))
+    note_gpu(str(own.get("gpu") or ""))
     plan = plan_from_words(rest, command, own.pop("engine", ""), own)
     return (FITS if plan.fits else DOES_NOT), write(plan, form, width=width)
 

@@ -22,6 +22,13 @@ def complain(problems: Iterable[Problem]) -> None:
         say(paint(one) if colour else one)
 
 
+def note_gpu(gpu: str) -> None:
+    """Say on stderr which GPU is meant where the words name several, or a machine."""
+    from memfit.words.gpus import gpu_notes
+
+    complain(gpu_notes(gpu))
+
+
 def wants_json(words: Sequence[str]) -> bool:
     """Whether the words of a command line ask for JSON; behind a script they are the script's."""
     from memfit.words.models import is_program
@@ -47,4 +54,4 @@ def envelope(command: str, problems: Iterable[Problem]) -> str:
     return json.dumps(found, indent=2, ensure_ascii=False)
 
 
-__all__ = ["complain", "envelope", "wants_json"]
+__all__ = ["complain", "envelope", "note_gpu", "wants_json"]

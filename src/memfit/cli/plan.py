@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from memfit.api.plan import plan
+from memfit.cli.errors import note_gpu
 from memfit.cli.trace import Life
 from memfit.errors import raise_errors
 from memfit.output_files import unwritable, write_text
@@ -34,6 +35,7 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
     target = str(values.get("write") or "")
     replace = bool(values.pop("overwrite", False))
     raise_errors(unwritable(target, "write", replace=replace, hint="`--overwrite` replaces it"))
+    note_gpu(str(values.get("gpu") or ""))
     life = Life()
     try:
         found = plan(

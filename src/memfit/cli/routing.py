@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from memfit.cli.errors import complain
+from memfit.errors import Problem
 from memfit.words.gpus import is_gpu
 
 HELP_WORDS = ("help", "-h", "--help-all", "version")
@@ -13,6 +15,10 @@ METHODS = ("lora", "qlora", "full")
 BETWEEN = ("on", "with", "for", "using", "in")
 LONGEST = 6  # words of a GPU's name: `2 x rtx 4060 ti 16gb`
 PASTED = ("estimate", "card")  # verbs behind which people paste other programs' commands
+
+TRAIN = ("train", "training", "finetune", "fine-tune", "finetuning", "fine-tuning", "tune", "sft")
+ANSWER = ("infer", "inference", "generate", "chat", "run")
+SERVE = ("serve", "serving", "deploy")
 
 
 def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
@@ -28,6 +34,8 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
             return meant
     if not first or first in verbs or first in OWN:
         return list(words)
+    if first.lower() in (*TRAIN, *ANSWER, *SERVE) and not is_model(first):
+        return by_task(first.lower(), words[1:], verbs) or list(words)
     if not first.startswith("-") and is_gpu(first) and not is_model(first):
         first, words = "--gpu", ["--gpu", *words]
     if not first.startswith("-"):
@@ -39,6 +47,34 @@ def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
     if not set(flags) <= own_flags() or first.endswith((".yaml", ".yml")):
         return ["estimate", *words]
     return ["card", *words]
+
+
+def by_task(task: str, rest: Sequence[str], verbs: Collection[str]) -> list[str]:
+    """`train MODEL …` or `serve MODEL …` as `estimate` with the options that the task means; no
+    words where no model follows, since then it may be anything."""
+    asked = routed(rest, verbs)
+    if asked[:1] not in (["card"], ["estimate"]) or asked[1:2] in ([], ["--help"]):
+        return []
+    words = asked[1:]
+    given = {word.partition("=")[0] for word in words}
+    means = [] if given & {"--engine", "--task"} else meant_options(task, words)
+    command = " ".join(("estimate", *means))
+    note = Problem(message=f"`{task}` is read as `memfit {command}`", level="note")
+    complain((note,))
+    return ["estimate", *words, *means]
+
+
+def meant_options(task: str, words: Sequence[str]) -> list[str]:
+    """What a task's word says about an estimate of `words`."""
+    from memfit.model.spellings import is_quantized, ollama_tag
+
+    if task in TRAIN:
+        return []
+    if any(map(ollama_tag, words)):
+        return ["--engine", "ollama"]
+    if any(map(is_quantized, words)):
+        return ["--engine", "llama.cpp"]
+    return ["--engine", "vllm"] if task in SERVE else ["--task", "inference"]
 
 
 def named_by_place(words: Sequence[str]) -> list[str]:

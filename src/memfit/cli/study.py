@@ -11,6 +11,7 @@ import click
 
 from memfit.api.study import AXES, VARIED
 from memfit.api.verbs import study
+from memfit.cli.errors import note_gpu
 from memfit.cli.trace import Life
 from memfit.errors import InputError
 from memfit.output_files import unwritable, write_text
@@ -60,6 +61,7 @@ def run(
     if strange:
         raise InputError(*strange)
     asked = {name: value for name, value in given.items() if value not in (None, ())}
+    note_gpu(str(asked.get("gpu") or ""))
     life = Life()
     try:
         found = study(

@@ -102,6 +102,12 @@ def is_quantized(name: str) -> bool:
     return quant is not None and quant[1].lower() not in _PLAIN
 
 
+def ollama_tag(name: str) -> bool:
+    """Whether a name is written as in Ollama's library (`qwen3:8b`) and means a model that is
+    known; without a tag it may be a family's name as well."""
+    return ":" in name and not is_quantized(name) and meant(name) is not None
+
+
 FILE = "add `--engine {}` to run that file, or `--quant nf4` or `int8`"
 
 
