@@ -199,7 +199,7 @@ def test_cheapest_refuses_what_no_machine_can() -> None:
 
 
 def test_cheapest_is_no_hint_where_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "qwen3-0.6b", "--engine", "vllm", "--gpu-memory-utilization", "0.01"]
+    words = ["plan", "qwen3-0.6b", "--engine", "vllm", "--gpu-memory-utilization", "0.005"]
     assert main([*words, "--gpu", "cheapest"]) == 1
     assert "`--gpu cheapest`" not in capsys.readouterr().out
     assert main([*words, "--gpu", "rtx-4090"]) == 1

@@ -14,7 +14,7 @@ from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.vllm.cache import Layout, layout
-from memfit.serving.vllm.graphs import graph_bytes
+from memfit.serving.vllm.graphs import counted, graph_bytes
 from memfit.serving.vllm.options import OPTIONS
 from memfit.serving.vllm.outside import non_torch
 from memfit.serving.vllm.profile import peak
@@ -92,8 +92,7 @@ class VLLM:
         outside = non_torch(setup, device)
         graphs = graph_bytes(setup)
         made = layout(layer_specs(setup), setup.rules, hybrid=setup.hybrid)
-        counted = graphs if setup.rules.counted_graphs else 0
-        taken = weights + activation + outside + counted
+        taken = weights + activation + outside + (graphs if counted(setup) else 0)
         sizes = Sizes(weights, activation, outside, graphs, taken, offloaded)
         if device is None:
             return sizes_only(setup, sizes, made)
@@ -110,6 +109,7 @@ def activations(setup: Setup) -> int:
         setup.width,
         setup.rules,
         setup.copies,
+        second=setup.second_runner,
     )
     return max(setup.images.peak, setup.images.kept + text)
 
@@ -126,7 +126,7 @@ class Sizes:
 
 def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
     """Without a GPU: what one request of the full length needs."""
-    need = made.request_bytes(setup.length, setup.batched)
+    need = made.request_bytes(setup.length, setup.in_flight)
     return ServingAnswer(
         engine="vllm",
         title="vLLM",
@@ -162,13 +162,13 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
     budget = int(device.total * setup.utilization)
     available = setup.cache_bytes or budget - sizes.taken
     if setup.fitted:  # v1/core/kv_cache_utils.py _auto_fit_max_model_len, 0.24.0
-        longest = made.longest(available, setup.length, setup.batched)
+        longest = made.longest(available, setup.length, setup.in_flight)
         setup = replace(setup, length=longest or setup.length)
     blocks = setup.blocks or made.blocks(available)
     cache = blocks * made.per_block
     failure, remedy = refusal(setup, device, free, budget, available, sizes, made)
-    concurrency = made.concurrency(blocks, setup.length, setup.batched)
-    tokens = made.tokens(blocks, setup.length, setup.batched, setup.rules)
+    concurrency = made.concurrency(blocks, setup.length, setup.in_flight)
+    tokens = made.tokens(blocks, setup.length, setup.in_flight, setup.rules)
     figures = {
         "weights_gib": sizes.weights / GIB,
         "activation_gib": sizes.activation / GIB,
@@ -234,9 +234,9 @@ def refusal(
         return "ValueError: No available memory for the cache blocks", share_for(
             setup, device, needed, free
         ) or more_gpus(setup, sizes, device)
-    need = made.request_bytes(setup.length, setup.batched)
+    need = made.request_bytes(setup.length, setup.in_flight)
     if need > available:
-        longest = made.longest(available, setup.length, setup.batched)
+        longest = made.longest(available, setup.length, setup.in_flight)
         share = share_for(setup, device, sizes.taken + need, free)
         ways = [f"--max-model-len {longest}"] if longest else []
         return (

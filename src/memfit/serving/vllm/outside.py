@@ -23,7 +23,20 @@ TORCH = {0: (2, 5), 1: (2, 8)}  # that vLLM 0.7 and 0.11 install
 
 
 def non_torch(setup: Setup, device: Device | None) -> int:
-    """Bytes of `non_torch_increase`."""
+    """Bytes of `non_torch_increase`, with what a runner keeps where that counts, too."""
+    return kept_by_runner(setup) + loaded(setup, device)
+
+
+def kept_by_runner(setup: Setup) -> int:
+    """What the second runner keeps for penalties, a count of each token and a bit of each for every
+    request (v1/worker/gpu/sample/penalties.py, 0.22.0 to 0.33.0)."""
+    if not (setup.second_runner and setup.rules.consumed):
+        return 0
+    return setup.requests * (4 * setup.model.vocab + 4 * -(-setup.model.vocab // 32))
+
+
+def loaded(setup: Setup, device: Device | None) -> int:
+    """Kernels, and NCCL's buffers."""
     gpu = device.gpu if device is not None else None
     if gpu is not None and gpu.vendor == "amd":
         return ROCM + (COMPILING if setup.compiles else 0)

@@ -29,6 +29,14 @@ def sampler(rows: int, vocab: int, width: int, *, sort: bool = True) -> int:
     return rows * vocab * (width + 4 + 4 + 8 + work)
 
 
+def second_sampler(rows: int, vocab: int, width: int, rules: Rules) -> int:
+    """The same of the second runner, which picks tokens in place (v1/worker/gpu/sample/sampler.py,
+    0.22.0 to 0.33.0): its dummy requests want neither top-k nor top-p, until 0.33 they do."""
+    if rules.second_samples:
+        return sampler(rows, vocab, width, sort=False)
+    return rows * vocab * (width + 4 * rules.second_copies)
+
+
 def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules, copies: int = 1) -> int:
     """The largest moment of one layer: the residual and the layer's input beside the widest pair
     of neighbours. V0 runs without compilation: the model's loop keeps the last layer's output and
@@ -83,9 +91,14 @@ def peak(
     width: int,
     rules: Rules,
     copies: int = 1,
+    *,
+    second: bool = False,
 ) -> int:
-    """Bytes of `torch_peak_increase`; `copies` of the model share their experts' work."""
+    """Bytes of `torch_peak_increase`; `copies` of the model share their experts' work. `second`:
+    by the second model runner."""
     rows = min(requests, tokens)
     hidden = 2 * tokens * model.width * width
     picked = sampler(rows, model.vocab, width, sort=rules.sorted_sampling)
+    if second:
+        picked = second_sampler(rows, model.vocab, width, rules)
     return max(step(model, rank, tokens, width, rules, copies), hidden + picked)

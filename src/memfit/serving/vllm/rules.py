@@ -56,6 +56,19 @@ class Rules:
     text_only: bool = False  # without images, videos and sounds, towers are not loaded
     xformers: bool = False  # xFormers is among the wheel's requirements
     flashinfer: bool = False  # FlashInfer is among the wheel's requirements
+    # The second model runner (runners.py): `model_type`s that start it, whether only without
+    # quantization, whether all models without experts and states do, whether all do, and whether it
+    # counts CUDA graphs
+    second_named: tuple[str, ...] = ()
+    second_unquantized: bool = False
+    second_dense: bool = False
+    second_all: bool = False
+    second_graphs: bool = False
+    second_copies: bool = False  # its sampler copies the logits in fp32
+    second_samples: bool = False  # its sampler is profiled with top-k and top-p
+    consumed: bool = False  # all memory taken since the start counts, what a runner keeps, too
+    in_flight: bool = False  # windows keep the tokens of each step that is under way
+    largest_steps: bool = False  # 16384 tokens from 160 GiB on
 
 
 def parse(version: str) -> tuple[int, ...]:
@@ -63,6 +76,8 @@ def parse(version: str) -> tuple[int, ...]:
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version or NEWEST)
     return tuple(int(one or 0) for one in match.groups()) if match else parse(NEWEST)
 
+
+MIXED = ("deepseek_v2", "granitemoe", "qwen2_moe")  # models of experts with the second runner
 
 # From which version on what holds, each read from the source of the first version that has it and
 # of the one before; later rows add to earlier ones.
@@ -121,9 +136,29 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # kv_cache_utils.py and config/compilation.py of 0.20.2, not of 0.18; a log of 0.20.0 counts
     # blocks
     ((0, 20, 1), {"tokens_by_concurrency": True, "state_for_each": True}),
+    # config/vllm.py DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES
+    ((0, 22, 0), {"second_named": ("qwen3",), "second_unquantized": True, "second_copies": True}),
     # modelopt.py get_quant_method knows ParallelLMHead in 0.24.0, not in 0.22.0; a log of 0.22.1
     # has the weights of a stored head
     ((0, 22, 1), {"stored_heads": True}),
+    ((0, 23, 0), {"second_named": ("llama", "mistral", "qwen3")}),
+    (
+        (0, 24, 0),
+        {
+            "second_named": (*MIXED, "llama", "mistral", "qwen3"),
+            "second_unquantized": False,
+        },
+    ),
+    ((0, 25, 0), {"second_named": MIXED, "second_dense": True}),
+    # v1/worker/gpu/sample/sampler.py; kv_cache_interface.py max_in_flight_tokens
+    ((0, 26, 0), {"second_copies": False, "in_flight": True}),
+    # utils/mem_utils.py total_consumed, not in 0.26.0
+    ((0, 27, 0), {"consumed": True}),
+    ((0, 28, 0), {"largest_steps": True}),  # arg_utils.py get_batch_defaults, not in 0.27.1
+    # v1/worker/gpu/cudagraph_utils.py profile_cudagraph_memory; in 0.28 it returns 0
+    ((0, 29, 0), {"second_all": True, "second_graphs": True}),
+    # v1/worker/gpu/model_runner.py _dummy_sampler_run, not in 0.32.0
+    ((0, 33, 0), {"second_samples": True}),
 )
 
 

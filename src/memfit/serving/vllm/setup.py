@@ -18,6 +18,7 @@ from memfit.serving.subject import known_model
 from memfit.serving.vllm.encoders import Step
 from memfit.serving.vllm.images import Images, image_problems, images, text_only
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
+from memfit.serving.vllm.runners import second_runner, steps_under_way
 from memfit.serving.vllm.speculation import (
     draft_problems,
     every_state,
@@ -33,6 +34,7 @@ DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LARGE_GPU = 70 * GIB
 V0_TOKENS, LONG_V0 = 2048, 32768
 LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a step, as a server
+LARGEST_GPU, LARGEST_BATCH = 160 * GIB, (16384, 1024)
 
 # Options whose memory is not counted, in words.
 UNCOUNTED = {
@@ -71,7 +73,9 @@ class Setup:
     hybrid: bool = True
     eager: bool = False
     compiles: bool = False  # a start that compiles its kernels, which leaves less memory
-    graphs: int = 512
+    graphs: int = 0  # the largest step of a CUDA graph; 0: by the number of requests
+    second_runner: bool = False
+    in_flight: int = 0  # tokens that windows keep beside themselves, of steps that are under way
     cache_bytes: int = 0
     kept_cache: int = 0  # bytes of cache in CPU memory, of one rank
     offload: int = 0  # bytes of weights that stay in CPU memory
@@ -107,6 +111,7 @@ def set_up(question: Question) -> Setup:
     raise_errors(eagle_problems(separate, "speculative_config"))
     compiles = compiles_kernels(question, rules)
     batched, requests = step_sizes(question, rules, length)
+    second = second_runner(question, model, rules)
     seen = seen_images(question, rules, width, (length, batched, requests))
     problems += notes(question, compiles, images=seen)
     return Setup(
@@ -132,7 +137,9 @@ def set_up(question: Question) -> Setup:
         hybrid=not options.get("disable_hybrid_kv_cache_manager"),
         eager=bool(options.get("enforce_eager")),
         compiles=compiles,
-        graphs=int(options.get("max_cudagraph_capture_size", 512)),
+        graphs=int(options.get("max_cudagraph_capture_size", 0)),
+        second_runner=second,
+        in_flight=batched * steps_under_way(question, rules, second),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
         # config/cache.py kv_offloading_size, 0.24.0: over all ranks
@@ -418,6 +425,8 @@ def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]
         tokens = batched or (V0_TOKENS if pieces else max(length, V0_TOKENS))
         return tokens, int(question.options.get("max_num_seqs", 0) or 256)
     tokens, requests = LARGE_BATCH if large else SMALL_BATCH
+    if large and rules.largest_steps and device is not None and device.total >= LARGEST_GPU:
+        tokens, requests = LARGEST_BATCH
     most = int(question.options.get("max_num_seqs", 0) or 0)
     if rules.capped_steps:
         tokens = min(tokens, (most or requests) * length)
