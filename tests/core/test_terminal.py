@@ -18,6 +18,7 @@ from memfit.api.verbs import VERBS
 from memfit.cli import main
 from memfit.cli.errors import wants_json
 from memfit.cli.trace import Life
+from memfit.processes import VARIABLE
 from memfit.terminal import escaped
 
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.__main__ import main; sys.exit(main())"
@@ -120,6 +121,30 @@ def test_ctrl_c_is_never_a_traceback(delay: float) -> None:
         _, said = run.communicate(timeout=60)
     assert b"Traceback" not in said
     assert run.returncode in (130, -signal.SIGINT)
+
+
+ENDED = """
+import os, signal, sys
+from memfit.cli import main
+signal.signal(signal.SIGVTALRM, lambda *_: os.kill(os.getpid(), getattr(signal, sys.argv[1])))
+signal.setitimer(signal.ITIMER_VIRTUAL, 0.5)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_the_exit_code_names_the_signal(name: str) -> None:
+    """Half a second of the processor after the start, whatever else the machine does."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED, name, "google/gemma-4-E2B", "--gpu", "rtx-4090"],
+        capture_output=True,
+        text=True,
+        env={**environment(), "PYTHONPATH": str(SRC), VARIABLE: "1"},
+        check=False,
+    )
+    assert done.returncode == 128 + getattr(signal, name)
+    assert "Traceback" not in done.stderr
 
 
 INTERRUPTED = """

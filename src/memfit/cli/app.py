@@ -92,7 +92,8 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
     except MemfitError as error:
         return UNUSABLE, "", (problem_of(error),)
     except (click.Abort, KeyboardInterrupt) as end:
-        number = end.number if isinstance(end, Ended) else INTERRUPTED - 128
+        by = end.__cause__ if isinstance(end, click.Abort) else end  # click wraps what ends it
+        number = by.number if isinstance(by, Ended) else INTERRUPTED - 128
         return 128 + number, "", (Problem(message="interrupted"),)
     except BrokenPipeError:  # click's own help pages
         silence(1)
