@@ -1,21 +1,13 @@
 """Finished estimates of traces on disk: a trace takes seconds, and the same question has the same
-answer.
-
-An entry is a JSON file named after everything that the answer depends on. What cannot be read,
-written or trusted is a miss, never an error. `MEMFIT_CACHE` names another folder, or `off`.
-"""
+answer."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from memfit import __version__
+from memfit import __version__, disk_cache
 from memfit.answers import Band, Failure, Parameters, Rank
 from memfit.errors import Problem
 from memfit.estimate import Estimate
@@ -27,9 +19,6 @@ from memfit.simulate.memory import Group, Memory, Moment, Stretch
 from memfit.strategy import Strategy
 from memfit.tape import Tape
 
-VARIABLE = "MEMFIT_CACHE"
-OFF = ("off", "0", "no")
-KEPT = 2000  # entries, of a few KiB each; the oldest go
 # Distributions whose code a trace of a model may run.
 LIBRARIES = (
     "torch",
@@ -46,18 +35,6 @@ LIBRARIES = (
     "flash-linear-attention",
     "timm",
 )
-
-
-def folder() -> Path | None:
-    """Where entries are: `MEMFIT_CACHE`, else `memfit` in the user's cache folder; None for off."""
-    named = os.environ.get(VARIABLE, "").strip()
-    if named.lower() in OFF:
-        return None
-    with contextlib.suppress(RuntimeError):  # a user without a home folder
-        base = os.environ.get("XDG_CACHE_HOME", "").strip()
-        home = Path(base) if base else Path.home() / ".cache"
-        return Path(named).expanduser() if named else home / "memfit"
-    return None
 
 
 def key(
@@ -77,11 +54,10 @@ def key(
         "strategy": dataclasses.asdict(strategy),
         "total": total,
         "problems": [dataclasses.asdict(one) for one in problems],
-        "memfit": [__version__, _code()],
+        "memfit": [__version__, disk_cache.code_fingerprint()],
         "libraries": {name: _version(name) for name in LIBRARIES},
     }
-    text = json.dumps(asked, sort_keys=True, default=str)
-    return sha256(text.encode())
+    return disk_cache.name_of(asked)
 
 
 def remembered(
@@ -92,14 +68,8 @@ def remembered(
     if found is not None:
         return found, True
     made = make()
-    _write(name, made)
+    disk_cache.write(name, _encoded(made))
     return made, False
-
-
-def sha256(data: bytes) -> str:
-    import hashlib  # not on the way of answers by formulas, which start-up counts in
-
-    return hashlib.sha256(data).hexdigest()
 
 
 def _version(name: str) -> str:
@@ -111,60 +81,14 @@ def _version(name: str) -> str:
         return ""
 
 
-def _code() -> str:
-    """A fingerprint of memfit's own files, so that a checkout that moves on asks again."""
-    root = Path(__file__).parent
-    lines = []
-    for path in sorted(one for one in root.rglob("*") if one.suffix in (".py", ".toml")):
-        status = path.stat()
-        lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
-    return sha256("".join(lines).encode())
-
-
 def _read(name: str, model: Model, job: Job, cluster: Cluster | None) -> Estimate | None:
-    where = folder()
-    if where is None:
+    written = disk_cache.read(name)
+    if written is None:
         return None
     try:
-        written = json.loads((where / f"{name}.json").read_text(encoding="utf-8"))
-        if written["checksum"] != _checksum(written["estimate"]):
-            return None
-        return _decoded(written["estimate"], model, job, cluster)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return _decoded(written, model, job, cluster)
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
-
-
-def _write(name: str, estimate: Estimate) -> None:
-    """Under another name first, so that nobody reads half of it."""
-    import tempfile
-
-    where = folder()
-    if where is None:
-        return
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        encoded = json.loads(json.dumps(_encoded(estimate)))
-        text = json.dumps({"checksum": _checksum(encoded), "estimate": encoded})
-        where.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=where, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).replace(where / f"{name}.json")
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        _prune(where)
-
-
-def _prune(where: Path) -> None:
-    entries = list(where.glob("*.json"))
-    if len(entries) > KEPT:
-        for old in sorted(entries, key=lambda one: one.stat().st_mtime)[: len(entries) - KEPT]:
-            old.unlink(missing_ok=True)
-
-
-def _checksum(encoded: Any) -> str:
-    return sha256(json.dumps(encoded, sort_keys=True).encode())
 
 
 def _encoded(one: Estimate) -> dict[str, Any]:
@@ -258,4 +182,4 @@ def _group(written: Any) -> Group:
     return Group(part, where, op, worked, size, times)
 
 
-__all__ = ["VARIABLE", "folder", "key", "remembered"]
+__all__ = ["key", "remembered"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memfit import estimate_cache
+from memfit import disk_cache, estimate_cache
 from memfit.estimate import Estimate, estimate
 from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
@@ -34,7 +34,7 @@ CLUSTER = Cluster(gpu=find_gpu("t4"))
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(estimate_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -75,7 +75,7 @@ def test_another_question_is_no_hit(folder: Path) -> None:
     assert len(list(folder.glob("*.json"))) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"checksum": 1, "estimate": {}}', b"\xff"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"checksum": 1, "answer": {}}', b"\xff"])
 def test_a_damaged_entry_is_made_again(folder: Path, damage: bytes) -> None:
     asked(Job(seq=64))
     (entry,) = folder.glob("*.json")
@@ -88,7 +88,7 @@ def test_an_entry_whose_numbers_were_changed_is_not_trusted(folder: Path) -> Non
     asked(Job(seq=64))
     (entry,) = folder.glob("*.json")
     data = json.loads(entry.read_text())
-    data["estimate"]["memory"]["allocated"] += 512
+    data["answer"]["memory"]["allocated"] += 512
     entry.write_text(json.dumps(data))
     assert not asked(Job(seq=64))[1]
 
@@ -97,17 +97,34 @@ def test_a_folder_that_cannot_be_made_is_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(estimate_cache.VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "file" / "cache"))
     assert asked(Job(seq=64))[0].memory.allocated
     assert not asked(Job(seq=64))[1]
 
 
 def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(estimate_cache.VARIABLE, "off")
-    assert estimate_cache.folder() is None
+    monkeypatch.setenv(disk_cache.VARIABLE, "off")
+    assert disk_cache.folder() is None
 
 
 def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(estimate_cache.VARIABLE)
+    monkeypatch.delenv(disk_cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert estimate_cache.folder() == tmp_path / "memfit"
+    assert disk_cache.folder() == tmp_path / "memfit"
+
+
+def test_every_file_of_memfit_counts_but_compiled_ones(tmp_path: Path) -> None:
+    """Graphs are JSON, GPUs are TOML."""
+    for name in ("code.py", "gpus.toml", "graphs/llama.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}", encoding="utf-8")
+        before = disk_cache.code_fingerprint(tmp_path)
+        assert disk_cache.code_fingerprint(tmp_path) == before
+        path.write_text("{ }", encoding="utf-8")
+        assert disk_cache.code_fingerprint(tmp_path) != before
+    before = disk_cache.code_fingerprint(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "code.pyc").write_bytes(b"")
+    assert disk_cache.code_fingerprint(tmp_path) == before
+    assert disk_cache.code_fingerprint(tmp_path / "absent") != before

@@ -136,7 +136,7 @@ class CacheState:
 
 def cache_state(*, clear: bool = False) -> CacheState:
     """Where finished traces are kept, and how much that is; `clear` removes them."""
-    from memfit.estimate_cache import folder
+    from memfit.disk_cache import folder
 
     where = folder()
     files = [] if where is None or not where.is_dir() else sorted(where.glob("*.json"))
