@@ -16,6 +16,7 @@ from typing import Any
 VARIABLE = "MEMFIT_CACHE"
 OFF = ("off", "0", "no")
 KEPT = 2000  # entries, of a few KiB each; the oldest go
+CODE = Path(__file__).parent
 
 
 def folder() -> Path | None:
@@ -35,7 +36,7 @@ def name_of(question: Any) -> str:
     return sha256(json.dumps(question, sort_keys=True, default=str).encode())
 
 
-def code_fingerprint(root: Path = Path(__file__).parent) -> str:
+def code_fingerprint(root: Path = CODE) -> str:
     """Of memfit's own files, code and data, so that a checkout that moves on asks again."""
     lines = []
     for entry in files_below(str(root)):
@@ -108,4 +109,4 @@ def _checksum(encoded: Any) -> str:
     return sha256(json.dumps(encoded, sort_keys=True).encode())
 
 
-__all__ = ["VARIABLE", "code_fingerprint", "folder", "name_of", "read", "write"]
+__all__ = ["CODE", "VARIABLE", "code_fingerprint", "folder", "name_of", "read", "write"]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit import __version__, disk_cache
 from memfit.commands import command
 from memfit.defaults import assumed
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.heads import heads_of
 from memfit.strategy import Strategy
 from memfit.words.gpus import cluster_of
@@ -44,6 +48,20 @@ ALL_LAYERS = 999  # as llama.cpp's own documentation writes it
 OPTIONS = ("gpu", "memory", "offline")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a card is asked about. `several`: well-known models, or those of a family; else there is
+    one model, and `unknown` says why it has no card. Without a `cluster` the smallest GPU is
+    sought. `subject` and `place` are words of the command line."""
+
+    subject: str
+    models: tuple[Model, ...]
+    several: bool = False
+    unknown: str = ""
+    cluster: Cluster | None
+    place: str
+
+
 def card(
     model: str | os.PathLike[str] | Mapping[str, Any] | Model = "",
     /,
@@ -57,11 +75,13 @@ def card(
     told how many searches or models are done, of how many, and what comes next. `processes` share
     the work; some systems start them anew, so a program that asks for several has to be
     importable."""
-    from memfit.plan import card as cards
+    return answer(question(model, given), progress, processes)
 
-    asking = cards.Asking(
-        job_of=job_of, serve=served, processes=processes, progress=progress or cards.quiet
-    )
+
+def question(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model, given: Mapping[str, Any]
+) -> Question:
+    """The models and GPUs that are meant. All problems are raised at once."""
     problems: list[Problem] = []
     values = {name: value for name, value in given.items() if value is not None}
     strange = [name for name in values if name not in OPTIONS]
@@ -73,6 +93,10 @@ def card(
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     raise_errors(problems)
     cluster = cluster or own_gpu()
+    place = " ".join(
+        f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
+    )
+    asked = partial(Question, cluster=cluster, place=place or "--gpu auto")
     names = family(model) if isinstance(model, str) else ()
     word = model if isinstance(model, str) else ""
     if len(names) == 1:
@@ -80,30 +104,72 @@ def card(
     elif names or not model:
         if cluster is None:
             raise InputError(without_gpu(word, names))
-        return cards.shelf(with_cards(word, names), cluster, asking)
+        return asked(subject=word, models=tuple(with_cards(word, names)), several=True)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
+    why = ""
     if not generates(found):
         why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
         why = "a card is about models that generate text" if found.layers else why
-        if cluster is None:
-            return cards.Smallests(model=found, rows=(), unknown=why, subject=subject)
+    return asked(subject=subject, models=(found,), unknown=why)
+
+
+def answer(
+    asked: Question, progress: Progress | None = None, processes: int = 1
+) -> Card | Shelf | Smallests:
+    from memfit.plan import card as cards
+
+    asking = cards.Asking(
+        job_of=job_of, serve=served, processes=processes, progress=progress or cards.quiet
+    )
+    cluster, model, subject = asked.cluster, asked.models[0], asked.subject
+    if cluster is None:
+        if asked.unknown:
+            return cards.Smallests(model=model, rows=(), unknown=asked.unknown, subject=subject)
+        known = cards.smallest(model, asking)
+        rows = tuple(smallest_command(one, known, subject) for one in known.rows)
+        return dataclasses.replace(known, rows=rows, subject=subject)
+    if asked.several:
+        return cards.shelf(asked.models, cluster, asking)
+    if asked.unknown:
         return cards.Card(
-            model=found,
+            model=model,
             cluster=cluster,
             strategies={},
             rows=(),
-            unknown=why,
+            unknown=asked.unknown,
             subject=subject,
         )
-    if cluster is None:
-        known = cards.smallest(found, asking)
-        rows = tuple(smallest_command(one, known, subject) for one in known.rows)
-        return dataclasses.replace(known, rows=rows, subject=subject)
-    place = " ".join(
-        f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
+    return spelled(cards.card(model, cluster, asking), subject, asked.place)
+
+
+def name_on_disk(asked: Question, code: Path = disk_cache.CODE) -> str:
+    """A name for everything that the answer depends on. Formulas read no installed version, and the
+    tables of GPUs and prices are files of memfit, beside those of the user."""
+    from memfit.hardware import own_gpus
+    from memfit.hardware.own import own_prices
+
+    models = [(repr(one), one.config, one.stored, served_from(one)) for one in asked.models]
+    return disk_cache.name_of(
+        {
+            "card": [asked.subject, asked.several, asked.unknown, asked.place],
+            "models": models,
+            "cluster": repr(asked.cluster),
+            "own": [repr(own_gpus()), own_prices()],
+            "code": [__version__, disk_cache.code_fingerprint(code), sys.version],
+        }
     )
-    return spelled(cards.card(found, cluster, asking), subject, place or "--gpu auto")
+
+
+def served_from(model: Model) -> str:
+    """What llama.cpp's rows read by the model's name, which may be another file than its own."""
+    from memfit.api.engine import subject_for
+    from memfit.serving import find_engine
+
+    try:
+        return repr(subject_for(find_engine("llama.cpp"), f"{model.name}:Q8_0", offline=True))
+    except InputError as bad:
+        return str(bad)
 
 
 def own_gpu() -> Cluster | None:
@@ -230,4 +296,4 @@ def smallest_command(one: Smallest, known: Smallests, subject: str) -> Smallest:
     return dataclasses.replace(one, command=text)
 
 
-__all__ = ["WELL_KNOWN", "card"]
+__all__ = ["WELL_KNOWN", "answer", "card", "name_on_disk", "question"]

@@ -118,7 +118,7 @@ def _libraries() -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """What the cache of traces holds: entries, bytes, and how many were removed just now."""
+    """What the cache of traces and cards holds: entries, bytes, and how many it lost just now."""
 
     folder: Path | None
     entries: int
@@ -135,7 +135,7 @@ class CacheState:
 
 
 def cache_state(*, clear: bool = False) -> CacheState:
-    """Where finished traces are kept, and how much that is; `clear` removes them."""
+    """Where finished traces and cards are kept, and how much that is; `clear` removes them."""
     from memfit.disk_cache import folder
 
     where = folder()

@@ -707,7 +707,7 @@ VERBS: dict[str, Verb] = {
         ),
         Verb(
             name="cache",
-            help="show or clear the cache of traces",
+            help="show or clear finished traces and cards on disk",
         ),
         Verb(
             name="capture",

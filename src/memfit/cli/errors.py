@@ -13,7 +13,9 @@ from memfit.terminal import coloured, escaped, say
 FORMATS = ("--json", "--format=json")
 
 
-def complain(problems: Iterable[Problem]) -> None:
+def complain(problems: Sequence[Problem]) -> None:
+    if not problems:
+        return  # most answers have none, and need not load how they are shown
     from memfit.report.text import paint, remarks
 
     colour = coloured(sys.stderr)
