@@ -53,11 +53,25 @@ def plain(word: str) -> str:
     return f"{name}{size or ''},{setting}{rest}"
 
 
+# Layouts by their whole names.
+WHOLE = {
+    "tensor": "tp",
+    "context": "cp",
+    "pipeline": "pp",
+    "expert": "ep",
+    "data": "ddp",
+    "deepspeed": "zero",
+}
+
+
 def separate(words: Iterable[str]) -> Iterator[str]:
-    """A word for each layout: `tp=4,pp=2` is two, `zero=8,stage=3` one."""
+    """A word for each layout: `tp=4,pp=2` is two, `zero=8,stage=3` one; `tensor=4` is `tp=4`."""
     for word in words:
         piece = ""
         for part in word.split(","):
+            name, equals, size = part.partition("=")
+            name = re.sub(r"[-_ ]?parallel$", "", name.strip().lower())
+            part = WHOLE[name] + equals + size if name in WHOLE else part
             begins = part.partition("=")[0].strip().lower() in LAYOUTS
             if begins and piece:
                 yield piece

@@ -673,6 +673,16 @@ def test_a_search_that_has_seen_enough_is_not_interrupted():
     assert words
 
 
+LARGE = "Qwen/Qwen3-14B"
+
+
+def test_progress_says_which_search_it_is_of():
+    seen = []
+    open_axes = {**QUICK, "offload": True}
+    ask(LARGE, gpu="1xl4", progress=lambda one: seen.append(one.among), **open_axes)
+    assert list(dict.fromkeys(seen)) == ["usual settings", "CPU offload"]
+
+
 def test_an_interrupt_returns_what_was_found():
     def stop(counted):
         if counted.replayed:

@@ -222,6 +222,9 @@ def test_counts_may_have_a_suffix(text: str, number: int) -> None:
 
 def test_several_layouts_in_one_word() -> None:
     assert strategy_from(["tp=4,pp=2"], 8) == strategy_from(["tp=4", "pp=2"], 8)
+    whole = strategy_from(["tensor_parallel=4,pipeline=2"], 8)
+    assert whole == strategy_from(["tp=4", "pp=2"], 8)
+    assert strategy_from(["context=2"], 2) == strategy_from(["cp=2"], 2)
     assert strategy_from(["zero=4,stage=3,tp=2"], 8) == strategy_from(["zero=4,stage=3", "tp=2"], 8)
     with pytest.raises(InputError, match="`tp` is given twice"):
         strategy_from(["tp=4,tp=2"], 8)

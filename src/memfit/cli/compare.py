@@ -71,8 +71,12 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
 
 
 def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str, Any]:
+    """The options of one variant; `method=lora` is `--method lora`, as a job file's key."""
     try:
-        flags = cli_arguments.read(shlex.split(text), reader.params, "compare")
+        words = shlex.split(text)
+        if not any(word.startswith("-") for word in words):
+            words = [f"--{word}" if "=" in word else word for word in words]
+        flags = cli_arguments.read(words, reader.params, "compare")
         context = reader.make_context("--with", flags, resilient_parsing=False)
     except (click.ClickException, ValueError) as error:
         said = (

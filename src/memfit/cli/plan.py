@@ -57,7 +57,8 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
 def sign(counted: Counted) -> tuple[float, str]:
     """How much of the search is done, and the best that it has."""
     best = "" if counted.best is None else f", best {counted.best:.3g} {counted.unit}"
-    return counted.share, f"planning{best}"
+    among = f" with {counted.among}" if counted.among else ""
+    return counted.share, f"planning{among}{best}"
 
 
 __all__ = ["FLAGS", "HELP", "run"]

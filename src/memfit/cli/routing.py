@@ -12,7 +12,7 @@ HELP_WORDS = ("help", "-h", "--help-all", "version")
 OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)
 METHODS = ("lora", "qlora", "full")
-BETWEEN = ("on", "with", "for", "using", "in")
+BETWEEN = ("on", "with", "for", "using", "in", "a", "an", "my", "one")
 LONGEST = 6  # words of a GPU's name: `2 x rtx 4060 ti 16gb`
 PASTED = ("estimate", "card")  # verbs behind which people paste other programs' commands
 

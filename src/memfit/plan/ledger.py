@@ -78,6 +78,7 @@ class Counted:
     best: float | None = None
     unit: str = "s per step"  # of the best
     share: float = 0.0  # of the search that is done, as far as what is left is known
+    among: str = ""  # what is searched, where one search follows another
 
 
 @dataclass

@@ -159,17 +159,21 @@ def sparing(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     methods that fit in no simpler way. A layout that is named is meant."""
     without = work.offload and bool(work.strategies)
     first = replace(work, offload=without, axes={**work.axes, **work.sparing})
-    steps = [first, replace(work, offload=without), work]
-    steps = [one for at, one in enumerate(steps) if one not in steps[:at]]
+    steps = {"usual settings": first, "all settings": replace(work, offload=without)}
+    steps["CPU offload"] = work
+    kept = list(steps.values())
+    steps = {name: one for at, (name, one) in enumerate(steps.items()) if one not in kept[:at]}
     found: Plan | None = None
-    for one in steps if wish.policy == "fastest" else [work]:
+    for among, one in steps.items() if wish.policy == "fastest" else [("", work)]:
         shown = () if found is None else found.rows
         methods = one.axes.get("method", (work.job.method,))
         rest = tuple(name for name in methods if all(row.kind.method != name for row in shown))
         if found is not None and (found.interrupted or not rest):
             break
         axes = {**one.axes, "method": rest}
-        asked = wish if one is steps[0] else replace(wish, each=1)
+        shown_as = among if len(steps) > 1 else ""
+        asked = replace(wish, progress=named(shown_as, wish.progress))
+        asked = asked if one is first else replace(asked, each=1)
         later = once(replace(one, axes=axes), cluster, asked)
         found = later if found is None else merged(found, later)
     assert found is not None
@@ -397,6 +401,7 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
     """With other layouts, or on the fewest more GPUs of the same kind, whole nodes of eight from
     there on; fewer, where more have no place. Where that is, the leanest ways tell, which are soon
     looked through; the quickest way there is then sought, as far as so much effort goes."""
+    progress = named("more GPUs", wish.progress)
     asked = replace(wish, each=1, budget=None, hours=None)
     for lean in (leaner(work), work):
         for other in others(work, cluster):
@@ -404,10 +409,10 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
             found = once(
                 replace(lean, sequences=sequences, strategies=()),
                 other,
-                replace(asked, progress=until(first, wish.progress)),
+                replace(asked, progress=until(first, progress)),
             )
             if found.fits:
-                tired = replace(asked, progress=until(tiring, wish.progress))
+                tired = replace(asked, progress=until(tiring, progress))
                 better = once(replace(work, sequences=sequences, strategies=()), other, tired)
                 return better if better.fits else found
             if found.interrupted:
@@ -439,6 +444,18 @@ def first(counted: Counted) -> bool:
 
 def tiring(counted: Counted) -> bool:
     return counted.estimated > EFFORT or counted.walked > 10 * EFFORT
+
+
+def named(among: str, progress: Progress | None) -> Progress | None:
+    """`progress`, told what the search is among."""
+    if progress is None or not among:
+        return progress
+
+    def told(counted: Counted) -> None:
+        counted.among = among
+        progress(counted)
+
+    return told
 
 
 def until(enough: Callable[[Counted], bool], progress: Progress | None) -> Progress:
