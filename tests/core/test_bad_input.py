@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tests.core import fake_hub
 from tests.core.fake_hub import Handler, Repo, status
 
-from memfit.api.verbs import question
+from memfit.api.question import question
 from memfit.cli import main
 from memfit.words.models import unbuilt
 from memfit.words.options import options as choices

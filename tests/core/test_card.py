@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from memfit.api.card import card, job_of, own_gpu
-from memfit.api.verbs import VERBS, question
+from memfit.api.question import question
+from memfit.api.verbs import VERBS
 from memfit.cli import main
 from memfit.cli.routing import routed
 from memfit.errors import MissingExtra

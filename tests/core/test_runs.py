@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import memfit
-from memfit.api.verbs import Question, question
+from memfit.api.question import Question, question
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.lower import lower

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memfit.api.engine_plan import OF_A_PLAN
+from memfit.api.question import question
 from memfit.api.serving import Answering
-from memfit.api.verbs import question
 from memfit.cli import commands, main
 from memfit.errors import InputError, Problem
 from memfit.job import Job, field_problems, from_text

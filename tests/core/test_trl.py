@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memfit.api.verbs import question
+from memfit.api.question import question
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.libraries.trl.check import head_of

@@ -8,45 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import renames, spellings, trace_fallback
-from memfit.api.run import command_job, paid_by_run, run_flags, run_of, with_run, worst_job
+from memfit.api.answer import answer, with_next_way
+from memfit.api.question import Question, question
 from memfit.api.scripts import launched, script
-from memfit.api.serving import shared_by_default
-from memfit.defaults import TRAINERS, assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.job import Job, unknown
+from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.heads import with_head
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
-from memfit.words.gpus import cluster_of, gpu_notes
-from memfit.words.job_files import given_values
-from memfit.words.models import compared, is_program, model_of, producer_of, traced, unbuilt
+from memfit.words.models import is_program, model_of
 from memfit.words.options import Ask, Measuring, Run, options
-from memfit.words.read import ask_from, gather, job_of, matches, offer, read_into, strategy_of
+from memfit.words.read import gather, job_of, matches, offer, read_into
 
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
-    from memfit.answers import Way
     from memfit.estimate import Estimate
     from memfit.hardware import GPU, Cluster
     from memfit.measure.record import Case, Record
     from memfit.model.catalog import Entry
     from memfit.model.modules import Model
-    from memfit.model.source import Source
     from memfit.plan.study import Study
-    from memfit.runs.walker import Given
-    from memfit.tape import Producer, Tape
+    from memfit.tape import Tape
     from memfit.trace.launch import Progress
 
 ADAPTED = ("lora", "qlora")  # methods with a rank of their own
-TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,143 +61,6 @@ def estimate(
     asked = question(model, given, [])
     with remembering():
         return with_next_way(answer(asked, progress=progress), asked)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    model: Model
-    job: Job
-    cluster: Cluster | None
-    strategy: Strategy
-    ask: Ask
-    source: Source | None
-    assumed: Mapping[str, Any]  # options that nobody named, as the trainer has them
-    subject: str = ""  # the model as it was named
-    place: str = ""  # the GPU as it was named, as flags
-    notes: tuple[Problem, ...] = ()  # what was assumed about the names as typed
-    reasons: tuple[Problem, ...] = ()  # why no formulas answer it, where a trace does
-    run: Given | None = None  # over real lengths; `job` has its usual and its longest batch
-
-
-def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
-    """Read and check the arguments of a question. `problems`: those found before."""
-    known = options()
-    subject, values = given_values(model, given, known, problems)
-    problems += [
-        unknown("option", str(name), str(name)[:60], tuple(known))
-        for name in values
-        if name not in known
-    ]
-    asked = {
-        name: value
-        for name, value in values.items()
-        if name in Ask.__dataclass_fields__ and name != "model"
-    }
-    ask = ask_from(asked, problems)
-    later: list[Problem] = []  # about the place and the model: reported after the job's
-    cluster = gather(later, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
-    strategy = gather(later, Strategy, lambda: strategy_of(ask.use, cluster))
-    reasons: list[Problem] = []
-    source, built = (
-        (None, None)
-        if subject is None
-        else gather(later, lambda: (None, None), lambda: model_of(subject, ask, reasons))
-    )
-    named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
-    usual = assumed(
-        named,
-        {} if built is None else built.config,
-        frozenset(name for name, _ in strategy.uses()),
-        "bf16" if cluster is None else cluster.gpu.half,
-    )
-    named = without_ligers_loss(named, str({**usual, **named}.get("framework", "")))
-    job = job_of({**usual, **named}, problems)
-    job, run = run_of(ask, job, strategy, subject, problems)
-    if built is not None and built.layers:
-        built = with_head(built, job.head, job.labels)
-    problems += [one for one in later if one not in problems]
-    layout: Problem | None = None
-    several = cluster is not None and cluster.gpus > 1 and not ask.use.strip()
-    if several and job.task == "inference" and built is not None and cluster is not None:
-        cluster, strategy, layout = shared_by_default(built, job, cluster)
-    if built is not None and built.layers:
-        wrong: list[Problem] = []
-        whole = built
-        gather(wrong, lambda: None, lambda: applied(whole, job, cluster, strategy))
-        problems += [problem for problem in wrong if ask.by == "formula" or not traced(problem)]
-        if ask.by != "formula" and any(map(traced, wrong)):
-            reasons += filter(traced, wrong)
-            built = unbuilt(built.config, built.name, built.origin)
-    if reasons and ask.by == "auto":
-        lacking = tuple(trace_fallback.missing(reasons, built.config if built else {}))
-        counted = bool(lacking) and rough_bound_counts(source) > 0
-        ask = dataclasses.replace(ask, by="bound" if lacking and counted else "trace")
-        reasons = [*lacking] or reasons
-        problems += () if counted else lacking  # without a count there is no range, either
-        if built is not None and "seq" not in named:
-            job = trace_fallback.within_positions(job, built.config)
-    else:
-        reasons = []
-    problems += conflicts(ask, job, values)
-    if problems or built is None:
-        raise InputError(*problems)
-    return Question(
-        model=built,
-        job=job,
-        cluster=cluster,
-        strategy=strategy,
-        ask=ask,
-        source=source,
-        assumed=usual,
-        subject=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else built.name,
-        place=named_place(ask),
-        notes=(
-            *gpu_notes(ask.gpu),
-            *method_notes(usual, named),
-            *loop_notes({**usual, **named}, strategy, job),
-            *([] if layout is None else [layout]),
-        ),
-        reasons=tuple(reasons),
-        run=run,
-    )
-
-
-def method_notes(usual: Mapping[str, Any], named: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is said where another option meant the method."""
-    implied = implied_method(named) if "method" in usual else None
-    if implied is not None:
-        option = implied.option.replace("_", "-")
-        yield Problem(
-            message=f"`--method {implied.name}` is assumed, because `--{option}` {implied.why}",
-            where="job.method",
-            hint="`--method` names another",
-            level="note",
-        )
-
-
-def loop_notes(known: Mapping[str, Any], strategy: Strategy, job: Job) -> Iterator[Problem]:
-    """What is said where no trainer is named and the layout rules out TRL's."""
-    trl = TRAINERS["trl"]
-    missing = [name for name, _ in strategy.uses() if name not in trl.layouts]
-    if job.task == "finetune" and missing and "framework" not in known:
-        flags = [
-            f"--{name} {getattr(job, name)}"
-            for name in ("batch", "seq", "checkpointing", "precision", "optimizer")
-            if name not in known
-        ]
-        listed = ", ".join(f"`{name}`" for name in missing)
-        yield Problem(
-            message=f"{trl.name}'s trainer has no {listed}: assumes a training loop by hand",
-            where="job.framework",
-            hint=f"its defaults are `{' '.join(['--framework transformers', *flags])}`",
-            level="note",
-        )
-
-
-def named_place(ask: Ask) -> str:
-    """The GPU as flags."""
-    flags = (("gpu", ask.gpu), ("memory", ask.memory))
-    return " ".join(f"--{name} {shlex.quote(text)}" for name, text in flags if text)
 
 
 def compare(
@@ -269,247 +123,6 @@ def trace(
 
     found = answer(asked, producer)
     return dataclasses.replace(found, problems=(*found.problems, *notes))
-
-
-def applied(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> None:
-    """Let every technique that the job asks for say what is wrong with it on this model; one that
-    no family knows has nothing to look at."""
-    from memfit.program import Program
-    from memfit.techniques import apply
-
-    if model.layers:
-        apply(
-            Program(
-                model=model,
-                job=job,
-                entries=(),
-                weights=model.dtype,
-                gpu=None if cluster is None else cluster.gpu,
-                strategy=strategy,
-            )
-        )
-
-
-def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the problems that arise from combinations of options."""
-    from memfit.simulate.settings import Settings
-
-    found: list[Problem] = []
-    text = values.get("alloc_conf", "")
-    if isinstance(text, str):
-        gather(found, Settings, lambda: Settings.parse(text, where="job.alloc_conf"))
-    yield from found
-    if ask.by == "trace" and job.batch * job.beams * job.reach > TRACED_TOKENS:
-        message = f"{job.batch * job.beams * job.reach} tokens are too many for a trace"
-        yield Problem(
-            message=message,
-            where="by",
-            hint=f"use at most {TRACED_TOKENS}, or `--by formula`, which has no limit",
-        )
-    if ask.dataset_tokens and ask.examples:
-        yield Problem(
-            message="`dataset_tokens` and `examples` both set the size of the dataset",
-            where="examples",
-            hint="remove one of them",
-        )
-    if (ask.dataset_tokens or ask.examples) and not job.training:
-        yield Problem(
-            message="`dataset_tokens` and `examples` apply to training only",
-            where="job.task",
-            hint="use `--task finetune` or `pretrain`",
-        )
-    if (ask.dataset_tokens or ask.examples) and ask.by == "trace":
-        yield Problem(
-            message="a trace does not predict time",
-            where="by",
-            hint="omit `dataset_tokens` and `examples`; only formulas predict time",
-        )
-    if not values.get("gpu") and not values.get("memory"):
-        for name in (
-            "largest_batch",
-            "longest_seq",
-            "cheapest_precision",
-            "advise",
-            "dataset_tokens",
-            "examples",
-        ):
-            if getattr(ask, name):
-                message = f"`{name}` needs a GPU"
-                yield Problem(
-                    message=message,
-                    where=name,
-                    hint="add `--gpu rtx-4090`, or `--memory 24GiB`",
-                )
-
-
-def answer(
-    asked: Question, producer: Producer | None = None, *, progress: Progress | None = None
-) -> Estimate:
-    """The estimate, and with it the answers to the reverse questions; `producer`: another one than
-    `ask` names."""
-    found, asked = simulated(asked, producer, progress)
-    model, job, cluster, ask = asked.model, asked.job, asked.cluster, asked.ask
-    found = dataclasses.replace(found, assumed=asked.assumed)
-    if any(
-        getattr(ask, name)
-        for name in (
-            "largest_batch",
-            "longest_seq",
-            "smallest_gpu",
-            "cheapest_gpu",
-            "cheapest_precision",
-        )
-    ):
-        from memfit.plan.reverse import QUESTIONS
-
-        producer = producer or producer_of(ask.by)
-        answers = tuple(
-            solve(model, job, cluster, producer, asked.strategy)
-            for name, solve in QUESTIONS.items()
-            if getattr(ask, name)
-        )
-        found = dataclasses.replace(found, answers=answers)
-    if asked.run is not None:
-        found = with_run(found, job, asked.run)
-    if ask.advise and cluster is not None:
-        from memfit.plan.advice import advice
-
-        known = advice(model, worst_job(job, asked.run), cluster, asked.strategy)
-        ways = tuple(spelled(way, asked) for way in known.ways)
-        found = dataclasses.replace(found, advice=dataclasses.replace(known, ways=ways))
-    time, tokens = found.time, ask.dataset_tokens or ask.examples * job.seq
-    if tokens and asked.run is not None:
-        time, tokens = paid_by_run(found, asked.run, ask)
-    if tokens and cluster is not None and time is not None:
-        from memfit.hardware.prices import price
-        from memfit.simulate.bill import bill
-
-        listed = price(cluster.gpu)
-        each = ask.price or (None if listed is None else listed.dollars)
-        found = dataclasses.replace(found, bill=bill(time, cluster, int(tokens), price=each))
-    return found
-
-
-def simulated(
-    asked: Question, producer: Producer | None, progress: Progress | None
-) -> tuple[Estimate, Question]:
-    """The estimate alone, and the question as it was answered: where the formulas find out late
-    that they cannot, and `auto` was asked for, by a trace."""
-    from memfit.estimate import estimate as simulate
-    from memfit.model.likeness import remarks
-
-    model, job, cluster, source = asked.model, asked.job, asked.cluster, asked.source
-    problems, total = (
-        (asked.notes, None)
-        if source is None
-        else ((*asked.notes, *source.problems, *compared(source, model)), source.parameters)
-    )
-    problems = (*problems, *remarks(asked.ask.like, model, total))
-
-    def run(by: Producer | None) -> Estimate:
-        return simulate(
-            model, job, cluster, asked.strategy, producer=by, problems=problems, total=total
-        )
-
-    if producer is not None:
-        return run(producer), asked
-    if asked.ask.by == "bound":
-        from memfit.rough_bound import bound, remark
-
-        found = bound(model, job, cluster, asked.strategy, rough_bound_counts(source))
-        noted = (remark(model, asked.reasons), *problems, *found.problems)
-        return dataclasses.replace(found, problems=tuple(dict.fromkeys(noted))), asked
-    if asked.ask.by == "trace":
-        from memfit import estimate_cache
-
-        name = estimate_cache.key(model, job, cluster, asked.strategy, total, problems)
-        make = lambda: run(tracer(asked, progress))  # noqa: E731
-        try:
-            with trace_fallback.joined(asked.reasons):
-                found, old = estimate_cache.remembered(name, model, job, cluster, make)
-        except InputError as bad:
-            if "checkpointing" in asked.assumed and trace_fallback.no_checkpoints(bad):
-                return simulated(without_checkpoints(asked), None, progress)
-            raise
-        return trace_fallback.explained(found, asked.reasons, old), asked
-    try:
-        return run(None), asked
-    except InputError as bad:
-        if asked.ask.by != "auto" or not all(map(traced, bad.problems)):
-            raise
-        raise_errors(trace_fallback.missing(bad.problems, model.config))
-        by_trace = dataclasses.replace(
-            asked,
-            ask=dataclasses.replace(asked.ask, by="trace"),
-            model=unbuilt(model.config, model.name, model.origin),
-            reasons=bad.problems,
-        )
-        return simulated(by_trace, None, progress)
-
-
-def rough_bound_counts(source: Source | None) -> int:
-    """Parameters that a rough bound may rest on; 0 for none."""
-    from memfit.rough_bound import counted
-
-    return counted(source)
-
-
-def without_checkpoints(asked: Question) -> Question:
-    """The same question without gradient checkpointing, for classes that do not support it. Only
-    the trainer's default had turned it on."""
-    left = {name: value for name, value in asked.assumed.items() if name != "checkpointing"}
-    note = Problem(
-        message="this class has no gradient checkpointing, so none is assumed",
-        where="job.checkpointing",
-        level="note",
-    )
-    job = asked.job.replace(checkpointing="none")
-    return dataclasses.replace(asked, job=job, assumed=left, notes=(*asked.notes, note))
-
-
-def tracer(asked: Question, progress: Progress | None) -> Producer:
-    """The trace in this process where it is asked for by name; one that nobody asked for runs in a
-    process of its own, with a limit of time."""
-    if not asked.reasons:
-        producer = producer_of("trace")
-        assert producer is not None
-        return producer
-
-    def run(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
-        from memfit.trace.launch import request_of
-
-        request = request_of(model, job, strategy, None)
-        return launched(request, cluster, Run(), asked.ask.offline, progress).tape
-
-    return run
-
-
-def with_next_way(found: Estimate, asked: Question) -> Estimate:
-    """Where it does not surely fit: the best way that does."""
-    if found.verdict not in ("no", "tight") or asked.cluster is None:
-        return found
-    from memfit.plan.advice import next_way
-
-    if found.advice is not None:
-        best = found.advice.ways[0] if found.advice.ways else None
-    else:
-        worst = worst_job(asked.job, asked.run)
-        best = next_way(asked.model, worst, asked.cluster, asked.strategy)
-        best = None if best is None else spelled(best, asked)
-    return dataclasses.replace(found, next_way=best)
-
-
-def spelled(way: Way, asked: Question) -> Way:
-    """With the command that asks for it."""
-    from memfit.commands import command, gpu_words
-
-    cluster = asked.cluster if way.cluster is None else way.cluster
-    assert cluster is not None
-    place = asked.place if cluster == asked.cluster else gpu_words(cluster)
-    config, half = asked.model.config, cluster.gpu.half
-    job = command_job(way.job, asked.job, asked.run)
-    text = command(asked.subject, job, place, way.strategy, config, half) + run_flags(asked.ask)
-    return dataclasses.replace(way, command=text)
 
 
 def models(pattern: str = "") -> tuple[Entry, ...]:
