@@ -35,7 +35,8 @@ from memfit.hardware import (
     Span,
     vendor_remarks,
 )
-from memfit.job import Job, remarks
+from memfit.job import Job
+from memfit.job_checks import remarks
 from memfit.lazy_dataclass import dataclass
 from memfit.lower import (
     LIVE_PASSES,

@@ -4,19 +4,15 @@ job file, the Python argument and the reference page come from these fields."""
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
-from functools import lru_cache
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.formats import FORMATS
+from memfit.job_checks import NEWEST, VERSION, cache_problems, optimizer_problems, version_problems
 from memfit.lazy_dataclass import dataclass
-from memfit.optimizers import OPTIMIZERS, REFUSED
-from memfit.registry import nearest
-from memfit.units import parse_count
-from memfit.unrelated_options import EXTEND_TRAINER, NO_OBJECTIVE, OBJECTIVES, unrelated
+from memfit.option_values import field_problems, from_text, sound, unknown
 
 TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
@@ -57,27 +53,7 @@ HEADS = (
     "token-classification",
 )
 QUANTS = ("none", "nf4", "fp4", "int8")
-# The versions that the formulas were read from; `versions` names older ones.
-NEWEST = {
-    "transformers": (5, 23),
-    "torch": (2, 13),
-    "peft": (0, 21),
-    "accelerate": (1, 15),
-    "bitsandbytes": (0, 50),
-    "flash-attn": (2, 8),
-    "liger-kernel": (0, 8),
-    "trl": (1, 16),
-    "litgpt": (0, 5),
-    "torchtune": (0, 6),
-    "torchtitan": (0, 3),
-}
-# Before these there is nothing that the formulas could speak of: Llama came with transformers 4.28,
-# and torch 1.13 is the oldest of any published figure; of the others every release is taken.
-OLDEST = {"transformers": (4, 28), "torch": (1, 13), "flash-attn": (2, 0)}
-_VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
-_SCALED = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kKmMbB])", re.ASCII)
-_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9}
 PLAIN = frozenset({str, int, bool, float})  # types of values; what else is given may have no hash
 
 
@@ -470,241 +446,13 @@ class Job:
     def version(self, library: str) -> tuple[int, int]:
         """(major, minor) of a library: as `versions` says, else the newest known."""
         for piece in self.versions.split(",") if self.versions else ():
-            found = _VERSION.fullmatch(piece)
+            found = VERSION.fullmatch(piece)
             if found and found[1] == library:
                 return int(found[2]), int(found[3])
         return NEWEST[library]
 
     def replace(self, **changes: Any) -> Job:
         return dataclasses.replace(self, **changes)
-
-
-@lru_cache(
-    maxsize=4096, typed=True
-)  # a search makes thousands of jobs of the same few values; True is no 1
-def sound(one: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether nothing is wrong with one value."""
-    return not any(True for _ in field_problems(one, value))
-
-
-def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]:
-    """What is wrong with one value: its type, its choice or its range."""
-    where, kind, rule = f"job.{one.name}", one.type, one.metadata
-    kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
-    wanted = kinds[str(kind)]
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        hint = (
-            "put it in quotes"
-            if kind == "str" and isinstance(value, (int, float)) and not isinstance(value, bool)
-            else ""
-        )
-        yield Problem(
-            message=f"`{str(value)[:60]}` must be {NAMES[str(kind)]}", where=where, hint=hint
-        )
-        return
-    if rule["choices"] and value not in rule["choices"]:
-        yield unknown(one.name, value, where, rule["choices"])
-    low, high = rule["low"], rule["high"]
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        yield Problem(
-            message=f"`{value}` is out of range", where=where, hint=f"must be from {low} to {high}"
-        )
-
-
-def optimizer_problems(job: Job) -> Iterator[Problem]:
-    """A name that nobody knows, or that does not go with the rest."""
-    name, where = job.optimizer, "job.optimizer"
-    if name in REFUSED:
-        yield Problem(message=REFUSED[name], where=where, hint="use `adamw`")
-        return
-    if name not in OPTIMIZERS:
-        yield unknown("optimizer", name, where, tuple(OPTIMIZERS))
-        return
-    row = OPTIMIZERS[name]
-    if job.training and row.adapters and not job.adapters:
-        yield Problem(
-            message=f"optimizer `{name}` is PEFT's, for adapters",
-            where=where,
-            hint="use `--method lora` or `qlora`",
-        )
-    if (
-        job.training
-        and row.when == "layerwise"
-        and isinstance(job.accumulate, int)
-        and job.accumulate > 1
-    ):
-        message = (
-            f"optimizer `{name}` steps during the backward pass and cannot accumulate gradients"
-        )
-        yield Problem(
-            message=message,
-            where=where,
-            hint="use `--accumulate 1`, or the optimizer without `_layerwise`",
-        )
-
-
-def version_problems(text: str) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for piece in filter(str.strip, text.split(",")):
-        found = _VERSION.fullmatch(piece)
-        if found is not None and found[1] in seen:
-            yield Problem(
-                message=f"`{found[1]}` is given twice",
-                where="job.versions",
-                hint="give each library once",
-            )
-        seen |= {found[1]} if found is not None else set()
-        if found is None:
-            yield Problem(
-                message=f"`{piece.strip()[:60]}` is not a version",
-                where="job.versions",
-                hint="write it like `transformers=4.51,torch=2.6`",
-            )
-        elif found[1] not in NEWEST:
-            yield unknown("library", found[1], "job.versions", tuple(NEWEST))
-        elif (int(found[2]), int(found[3])) < (oldest := OLDEST.get(found[1], (0, 1))):
-            least = ".".join(map(str, oldest))
-            yield Problem(
-                message=f"`{piece.strip()[:60]}` is older than {least}, the oldest supported",
-                where="job.versions",
-                hint=f"`{found[1]}={least}` or newer",
-            )
-
-
-# Options that count only where the condition holds, and what they are for.
-COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
-    (
-        (
-            "accumulate",
-            "optimizer",
-            "clip",
-            "zero_grad",
-            "checkpointing",
-            "loss",
-            "liger",
-            "evaluate",
-            "longest",
-        ),
-        lambda job: job.training,
-        "training",
-    ),
-    (
-        ("keep_outputs",),
-        lambda job: job.training and job.hugging,
-        "training loops around transformers' models",
-    ),
-    (("activation_offload",), lambda job: job.training, "training"),
-    (
-        ("checkpoint_every",),
-        lambda job: job.training and job.checkpointing == "every",
-        "`checkpointing` `every`",
-    ),
-    (
-        ("recompute_modules",),
-        lambda job: (
-            job.training and job.framework == "megatron" and job.checkpointing == "selective"
-        ),
-        "Megatron's selective recomputation",
-    ),
-    (
-        ("recompute_layers",),
-        lambda job: job.training and job.framework == "megatron" and job.checkpointing == "full",
-        "Megatron's full recomputation",
-    ),
-    (
-        ("reentrant",),
-        lambda job: job.training and job.checkpointing != "none",
-        "gradient checkpointing",
-    ),
-    (
-        ("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"),
-        lambda job: job.adapters,
-        "methods `lora` and `qlora`",
-    ),
-    (("target_seq",), lambda job: job.training, "training"),
-    (("image_size",), lambda job: job.images > 0, "`images`"),
-    (("trainable",), lambda job: job.training and job.method == "freeze", "method `freeze`"),
-    (
-        ("double_quant", "quant_compute"),
-        lambda job: job.quantization in ("nf4", "fp4"),
-        "4-bit weights",
-    ),
-    (("quant_skip",), lambda job: job.quantization != "none", "weights quantized by bitsandbytes"),
-    (
-        ("prepare_kbit",),
-        lambda job: job.adapters and job.quantization != "none",
-        "adapters on quantized weights",
-    ),
-    (("new_tokens", "cache", "logits", "beams"), lambda job: not job.training, "task `inference`"),
-    (
-        ("cache_tokens",),
-        lambda job: not job.training and (job.cache == "static" or job.framework == "litgpt"),
-        "a static KV cache",
-    ),
-    (
-        ("cache_bits",),
-        lambda job: not job.training and job.cache == "quantized",
-        "a quantized KV cache",
-    ),
-    (("eval_batch",), lambda job: job.training and job.evaluate, "`evaluate`"),
-)
-
-
-def cache_problems(job: Job) -> Iterator[Problem]:
-    sizes = (job.cache_tokens, job.seq, job.new_tokens)
-    if not all(isinstance(one, int) for one in sizes):
-        return  # said elsewhere
-    room, needed = job.cache_tokens, job.seq + job.new_tokens - 1
-    if 0 < room < needed:
-        yield Problem(
-            message=f"a KV cache of {room} tokens is too small: this request needs {needed}",
-            where="job.cache_tokens",
-            hint=f"use at least {needed}, or 0",
-        )
-
-
-def remarks(job: Job) -> Iterator[Problem]:
-    """Options that were set and change nothing, and libraries newer than those that were read."""
-    for names, counts, purpose in COUNTS:
-        for name in names if not counts(job) else ():
-            if getattr(job, name) != getattr(Job, name):
-                yield Problem(
-                    message=f"`{name}` has no effect here; it applies to {purpose}",
-                    where=f"job.{name}",
-                    level="note",
-                )
-    for library, newest in NEWEST.items():
-        if job.version(library) > newest:
-            told, read = (".".join(map(str, one)) for one in (job.version(library), newest))
-            message = (
-                f"{library} {told} is newer than {read}, the latest version memfit knows; "
-                f"the answer is for {read}"
-            )
-            yield Problem(message=message, where="job.versions", level="warning")
-
-
-NAMES = {"str": "text", "int": "an integer", "bool": "true or false", "float": "a number"}
-
-
-def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Problem:
-    """What to say of a name that is none of `known`."""
-    folded = value.lower().replace("_", "-")
-    if kind == "option" and (known_elsewhere := unrelated(value, where)):
-        return known_elsewhere
-    if kind in ("task", "method", "loss", "framework") and folded in OBJECTIVES:
-        message = f"`{value[:60]}` is not supported yet"
-        return Problem(message=message, where=where, hint=NO_OBJECTIVE)
-    if kind == "framework" and folded in EXTEND_TRAINER:
-        hint = "the nearest is `--framework trl`: both extend the Trainer of transformers"
-        return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=hint)
-    close = nearest(value, known, cutoff=0.6)
-    hint = (
-        "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"
-        if close
-        else "one of " + ", ".join(known)
-    )
-    fix = (value, close[0]) if close else None
-    return Problem(message=f"unknown {kind} `{value[:60]}`", where=where, hint=hint, fix=fix)
 
 
 def job_from(values: Mapping[str, Any]) -> Job:
@@ -728,33 +476,6 @@ def job_from(values: Mapping[str, Any]) -> Job:
         raise InputError(*problems, *bad.problems) from None
     raise_errors(problems)
     return job
-
-
-def from_text(text: str, kind: str) -> Any:
-    """A flag's text as the field's type; what does not parse stays text, and is then reported."""
-    try:
-        if kind == "int":
-            scaled = _SCALED.fullmatch(text.strip())
-            if scaled:
-                size = float(scaled[1]) * _SCALES[scaled[2].lower()]
-                return int(size) if size.is_integer() else text
-            return int(text.replace("_", ""))
-        if kind == "float":
-            return parse_count(text)
-    except ValueError:
-        return text
-    if kind == "bool":
-        return {
-            "true": True,
-            "yes": True,
-            "on": True,
-            "1": True,
-            "false": False,
-            "no": False,
-            "off": False,
-            "0": False,
-        }.get(text.lower(), text)
-    return text
 
 
 __all__ = ["FORMATS", "Job", "job_from"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memfit.errors import Problem, raise_errors
-from memfit.job import field_problems, from_text, unknown
+from memfit.option_values import field_problems, from_text, unknown
 from memfit.strategy import DDP, EP, LAYOUTS, Layout, Strategy
 
 

@@ -19,7 +19,8 @@ from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus, trainable
 from memfit.hardware import Cluster, all_gpus, custom_gpu, find_gpu, usable
 from memfit.hardware.prices import price
-from memfit.job import COUNTS, NEWEST, Job
+from memfit.job import Job
+from memfit.job_checks import COUNTS, NEWEST
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model

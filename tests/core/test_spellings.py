@@ -13,8 +13,9 @@ from memfit.api.question import question
 from memfit.api.serving import Answering
 from memfit.cli import commands, main
 from memfit.errors import InputError, Problem
-from memfit.job import Job, field_problems, from_text
+from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.option_values import field_problems, from_text
 from memfit.spellings import SPELLINGS, meanings, plain
 from memfit.units import parse_bytes
 from memfit.uses import strategy_from

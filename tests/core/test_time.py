@@ -13,8 +13,9 @@ from memfit.estimate import estimate
 from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
 from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import GPT_FAST, KERNELS, NEWEST, TRAINED, Kernel, Rates
-from memfit.job import Job, from_text
+from memfit.job import Job
 from memfit.lower import lower
+from memfit.option_values import from_text
 from memfit.parallel.pipeline.check import alike
 from memfit.report import write
 from memfit.simulate.bill import bill

@@ -14,8 +14,9 @@ from memfit.api.run import planned_over_lengths
 from memfit.api.serving import Answering, asked_of, misplaced
 from memfit.api.serving import work_of as answering
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.job import Job, field_problems, from_text, unknown
+from memfit.job import Job
 from memfit.model.heads import heads_of, label_head, with_head
+from memfit.option_values import field_problems, from_text, unknown
 from memfit.uses import strategy_from
 from memfit.words.gpus import cluster_of
 from memfit.words.job_files import given_values

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem
-from memfit.job import unknown
 from memfit.lazy_dataclass import dataclass
+from memfit.option_values import unknown
 from memfit.words.models import producer_of
 from memfit.words.options import PRODUCERS
 

@@ -13,9 +13,10 @@ from memfit.api.run import run_of
 from memfit.api.serving import shared_by_default
 from memfit.defaults import TRAINERS, assumed, implied_method, without_ligers_loss
 from memfit.errors import InputError, Problem
-from memfit.job import Job, unknown
+from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.model.heads import with_head
+from memfit.option_values import unknown
 from memfit.strategy import ONE, Strategy
 from memfit.words.gpus import cluster_of, gpu_notes
 from memfit.words.job_files import given_values

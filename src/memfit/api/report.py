@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from memfit import __version__
 from memfit.errors import InputError, Problem
-from memfit.job import unknown
 from memfit.lazy_dataclass import dataclass
+from memfit.option_values import unknown
 from memfit.units import parse_bytes
 
 if TYPE_CHECKING:

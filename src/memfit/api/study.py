@@ -13,10 +13,11 @@ from memfit import spellings
 from memfit.defaults import assumed, assumed_for_methods, without_ligers_loss
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import Cluster, find_gpu, parse_cluster
-from memfit.job import ATTENTIONS, Job, field_problems, from_text, job_from, unknown
+from memfit.job import ATTENTIONS, Job, job_from
 from memfit.job import CHECKPOINTING as CHECKPOINTED
 from memfit.model.heads import with_head
 from memfit.model.modules import Model
+from memfit.option_values import field_problems, from_text, unknown
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
 from memfit.strategy import LAYOUTS, ONE
 from memfit.uses import strategy_from

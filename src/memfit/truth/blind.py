@@ -12,7 +12,7 @@ from typing import get_args
 
 from memfit.band import ENOUGH_SOURCES, TAIL, Residual, by_regime, read_off, residuals
 from memfit.constants import Constant, Kind, all_constants
-from memfit.job import NEWEST
+from memfit.job_checks import NEWEST
 from memfit.lazy_dataclass import dataclass
 from memfit.truth import sources
 from memfit.truth.rows import Row, read_rows

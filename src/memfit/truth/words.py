@@ -9,7 +9,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.hardware import GPU, find_gpu, variants
-from memfit.job import NEWEST
+from memfit.job_checks import NEWEST
 from memfit.optimizers import OPTIMIZERS
 from memfit.truth.case import Unfit
 from memfit.truth.rows import Row, count

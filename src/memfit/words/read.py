@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memfit.errors import InputError, Problem
-from memfit.job import Job, field_problems, from_text, job_from
+from memfit.job import Job, job_from
+from memfit.option_values import field_problems, from_text
 from memfit.strategy import ONE, Strategy
 from memfit.uses import strategy_from
 from memfit.words.options import Ask
