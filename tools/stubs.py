@@ -16,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
+from memfit.api.card import OPTIONS as CARD  # noqa: E402
+from memfit.api.engine import COMMON  # noqa: E402
 from memfit.api.serving import Answering  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.words.options import Ask, Measuring, Planning, Run, Studying  # noqa: E402
@@ -40,9 +42,12 @@ from memfit.job import Job as Job
 from memfit.measure.record import Record
 from memfit.model.catalog import Entry
 from memfit.model.modules import Model
+from memfit.plan.card import Card, Shelf, Smallests
+from memfit.plan.engine_goals import EnginePlan
 from memfit.plan.planning import Plan
 from memfit.plan.study import Study
 from memfit.report import write as write
+from memfit.serving.result import ServingAnswer
 
 __version__: str
 
@@ -129,6 +134,27 @@ def stub() -> str:
             arguments(Measuring, Job),
             "list[Record]",
             "Run a job for a few real steps on this machine and record its memory.",
+        ),
+        function(
+            "card",
+            [SUBJECT, "/", "*", PROGRESS, "processes: int = ..."],
+            [one for one in arguments(Ask) if one.partition(":")[0] in CARD],
+            "Card | Shelf | Smallests",
+            "What a GPU can do with a model; without a GPU, the smallest for each use.",
+        ),
+        function(
+            "serve",
+            [SUBJECT, "/", "*", "engine: str = ..."],
+            [*(f"{name}: str = ..." for name in COMMON), "offline: bool = ...", "**options: Any"],
+            "ServingAnswer",
+            "What a serving engine will say at its start; `options` are the engine's own.",
+        ),
+        function(
+            "plan_engine",
+            ["model: Subject", "/", "*", "engine: str"],
+            ["**options: Any"],
+            "EnginePlan",
+            "Configurations of a serving engine that hold a load.",
         ),
         'def models(pattern: str = ...) -> tuple[Entry, ...]:\n    """Models of the catalog."""',
         'def gpus(pattern: str = ...) -> tuple[GPU, ...]:\n    """GPUs on record."""',

@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # true for type checkers; the module `typing` costs a thi
 if TYPE_CHECKING:
     from typing import Any
 
+    from memfit.api.card import card
     from memfit.api.engine import serve
     from memfit.api.engine_plan import plan_engine
     from memfit.api.plan import plan
@@ -27,6 +28,7 @@ __all__ = [
     "MissingExtra",
     "Problem",
     "SourceError",
+    "card",
     "compare",
     "estimate",
     "gpus",
@@ -44,6 +46,7 @@ _VERBS = ("compare", "estimate", "gpus", "measure", "models", "study", "trace")
 _HOMES = {
     "Estimate": "memfit.estimate",
     "Job": "memfit.job",
+    "card": "memfit.api.card",
     "plan": "memfit.api.plan",
     "plan_engine": "memfit.api.engine_plan",
     "serve": "memfit.api.engine",
@@ -68,7 +71,8 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+        own = (name for name in super().__dir__() if name.startswith("__"))
+        return sorted({*own, *__all__})
 
 
 sys.modules[__name__].__class__ = _Package

@@ -16,9 +16,12 @@ from memfit.job import Job as Job
 from memfit.measure.record import Record
 from memfit.model.catalog import Entry
 from memfit.model.modules import Model
+from memfit.plan.card import Card, Shelf, Smallests
+from memfit.plan.engine_goals import EnginePlan
 from memfit.plan.planning import Plan
 from memfit.plan.study import Study
 from memfit.report import write as write
+from memfit.serving.result import ServingAnswer
 
 __version__: str
 
@@ -657,6 +660,40 @@ def measure(
     alloc_conf: str = ...,
 ) -> list[Record]:
     """Run a job for a few real steps on this machine and record its memory."""
+
+def card(
+    model: Subject = ...,
+    /,
+    *,
+    progress: Callable[..., None] | None = ...,
+    processes: int = ...,
+    gpu: str = ...,
+    memory: str = ...,
+    offline: bool = ...,
+) -> Card | Shelf | Smallests:
+    """What a GPU can do with a model; without a GPU, the smallest for each use."""
+
+def serve(
+    model: Subject = ...,
+    /,
+    *,
+    engine: str = ...,
+    gpu: str = ...,
+    memory: str = ...,
+    engine_version: str = ...,
+    offline: bool = ...,
+    **options: Any,
+) -> ServingAnswer:
+    """What a serving engine will say at its start; `options` are the engine's own."""
+
+def plan_engine(
+    model: Subject,
+    /,
+    *,
+    engine: str,
+    **options: Any,
+) -> EnginePlan:
+    """Configurations of a serving engine that hold a load."""
 
 def models(pattern: str = ...) -> tuple[Entry, ...]:
     """Models of the catalog."""

@@ -3,14 +3,17 @@ an answer shows itself in a shell and in a notebook."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 import memfit
+from memfit.cli import main
 
 ROOT = Path(__file__).parents[2]
 QUESTION = {"gpu": "rtx-4090", "method": "lora", "framework": "transformers"}
@@ -25,6 +28,12 @@ text: str = answer.summary()
 data: dict[str, object] = answer.to_dict()
 first, second = memfit.compare("llama-3.1-8b", [{"batch": 1}, {"batch": 2}], gpu="rtx-4090")
 found = memfit.plan("llama-3.1-8b", gpu="2xrtx-4090", method="lora,qlora", batch="1,2")
+served = memfit.serve("qwen3-8b", engine="vllm", gpu="l4", max_model_len=4096)
+starts: bool = served.fits
+card = memfit.card("qwen3-0.6b", gpu="l4")
+said: str = card.summary()
+load = memfit.plan_engine("qwen3-0.6b", engine="vllm", gpu="l4", users=8)
+rows: int = len(load.rows)
 names: list[str] = [one.name for one in memfit.models("llama")]
 """
 BAD = {
@@ -95,6 +104,42 @@ def test_a_notebook_gets_well_formed_html(answer: memfit.Estimate) -> None:
     parser.feed(text)
     assert parser.stack == []
     assert all(name in text for name in ("device", "reserved", "allocated", "usable", "weights"))
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: memfit.serve("qwen3-8b", gpus="2xl4"), ("Qwen3-8B, vLLM: does not start on",)),
+        (lambda: memfit.serve("qwen3-0.6b", engine="sglang", gpu="l4"), ("SGLang: fits: ",)),
+        (lambda: memfit.plan_engine("qwen3-0.6b", engine="vllm", gpu="l4", users=8), ("8 users",)),
+        (lambda: memfit.card("qwen3-0.6b", gpu="l4"), ("Qwen3-0.6B", "NVIDIA L4")),
+        (lambda: memfit.gpus("l4")[0], ("l4: NVIDIA L4",)),
+        (lambda: memfit.models("qwen3-0.6b")[0], ("Entry Qwen/Qwen3-0.6B",)),
+    ],
+)
+def test_every_answer_is_one_line_in_a_shell(
+    ask: Callable[[], object], words: tuple[str, ...]
+) -> None:
+    text = repr(ask())
+    assert len(text) < 140
+    assert "\n" not in text
+    assert all(word in text for word in words), text
+
+
+def test_a_serving_answer_and_a_card_show_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    for found, command in (
+        (memfit.serve("qwen3-0.6b", gpu="l4"), "estimate qwen3-0.6b --engine vllm --gpu l4"),
+        (memfit.card("qwen3-0.6b", gpu="l4"), "qwen3-0.6b --gpu l4"),
+    ):
+        assert main([*command.split(), "--json"]) == 0
+        assert json.dumps(found.to_dict()) == json.dumps(json.loads(capsys.readouterr().out))
+        assert found._repr_html_().startswith("<pre>")
+        assert found.summary().splitlines()[0] in found._repr_html_()
+
+
+def test_only_public_names_are_offered() -> None:
+    shown = [name for name in dir(memfit) if not name.startswith("__")]
+    assert shown == sorted(memfit.__all__)
 
 
 def test_plans_and_studies_show_themselves() -> None:

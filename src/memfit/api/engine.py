@@ -25,7 +25,7 @@ COMMON = {
 
 
 def serve(
-    model: str | os.PathLike[str] | Mapping[str, Any] = "", /, *, engine: str, **given: Any
+    model: str | os.PathLike[str] | Mapping[str, Any] = "", /, *, engine: str = "vllm", **given: Any
 ) -> ServingAnswer:
     """What `engine` will say at its start: memory by purpose, tokens of cache, or the error that it
     raises. `gpu`, `memory`, `offline` and `engine_version` are common to all engines; everything
@@ -35,6 +35,8 @@ def serve(
 
     known = find_engine(engine)
     problems: list[Problem] = []
+    if "gpus" in given and "gpu" not in given:
+        given["gpu"] = given.pop("gpus")
     common = {name: given.pop(name) for name in (*COMMON, "offline") if name in given}
     values = read_values(known.options, given, problems, known.title)
     return answered(known, question(known, model, common, values, problems), problems)

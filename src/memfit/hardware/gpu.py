@@ -36,7 +36,7 @@ _LAPTOP = re.compile(r"laptop|mobile|notebook|max[ _-]?q\b|(?<=\d{4})m\b|(?<=\d{
 _AMOUNT = re.compile(r"(?<=\d)[ _-]*gi?b?\b")  # `80G`, `80 GB`
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class GPU:
     """One device as CUDA (ROCm, …) shows it: bytes, bytes/s, dense flop/s. None, or a missing rate:
     unknown.
@@ -69,6 +69,9 @@ class GPU:
     status: Mapping[str, str] = field(default_factory=dict, hash=False)
     cites: Mapping[str, str] = field(default_factory=dict, hash=False)
     note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<GPU {self.id}: {self.name}>"
 
     @property
     def half(self) -> str:

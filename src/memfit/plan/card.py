@@ -27,6 +27,7 @@ from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, bound_shortfall, hardware
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last
+from memfit.presentation import Presented
 from memfit.processes import answers
 from memfit.strategy import DDP, FSDP, ONE, TP, Strategy, even_split
 
@@ -98,8 +99,8 @@ class Row:
     command: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Card(Presented):
     """`rows` are empty where no formulas know the model; `unknown` says why. `subject` is the model
     as it was named."""
 
@@ -133,8 +134,8 @@ class Smallest:
     command: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Smallests:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Smallests(Presented):
     model: Model
     rows: tuple[Smallest, ...]
     unknown: str = ""
@@ -154,8 +155,8 @@ class Line:
     tune_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shelf:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Shelf(Presented):
     """Which of some models a GPU can answer with and fine-tune."""
 
     cluster: Cluster

@@ -8,6 +8,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.hardware import Cluster
 from memfit.lazy_dataclass import dataclass
+from memfit.presentation import Presented
 from memfit.serving.base import Subject
 from memfit.serving.planned import PlannedEngine
 from memfit.serving.result import ServingAnswer
@@ -97,8 +98,8 @@ class Grid:
     limit: int  # bytes on the GPU that the engine may use
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnginePlan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EnginePlan(Presented):
     """Rows in the order of the plan; `close` is what comes nearest where none fits."""
 
     question: EngineQuestion

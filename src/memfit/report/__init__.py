@@ -3,6 +3,8 @@ words."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError
@@ -11,8 +13,8 @@ from memfit.registry import nearest
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
-    from memfit.plan.planning import Plan
     from memfit.plan.study import Study
+    from memfit.serving.result import ServingAnswer
 
 FORMATS = ("text", "markdown", "json")
 
@@ -72,18 +74,6 @@ def _estimate_html(found: Estimate) -> str:
     return estimate_html(found)
 
 
-def _plan_text(found: Plan) -> str:
-    from memfit.report.plan import text
-
-    return text(found)
-
-
-def _plan_data(found: Plan) -> dict[str, Any]:
-    from memfit.report.plan import data
-
-    return data(found)
-
-
 def _study_text(found: Study) -> str:
     from memfit.report.study import text
 
@@ -94,6 +84,30 @@ def _study_data(found: Study) -> dict[str, Any]:
     from memfit.report.study import data
 
     return data(found, {})
+
+
+def _module_view(name: str) -> View:
+    """The view of answers that `memfit.report.<name>` writes by `text` and `data`."""
+
+    def text(found: Any) -> str:
+        written: str = import_module(f"memfit.report.{name}").text(found)
+        return written
+
+    def data(found: Any) -> dict[str, Any]:
+        made: dict[str, Any] = import_module(f"memfit.report.{name}").data(found)
+        return made
+
+    return View(
+        line=lambda found: _first_line(text(found)),
+        text=text,
+        data=data,
+        html=lambda found: _preformatted(text(found)),
+    )
+
+
+def _serving_line(found: ServingAnswer) -> str:
+    name = found.model.rpartition("/")[2]
+    return f"{name}, {found.title}: {_first_line(found.summary())}"
 
 
 def _first_line(text: str) -> str:
@@ -107,12 +121,10 @@ def _preformatted(text: str) -> str:
 
 
 VIEWS["Estimate"] = View(line=_estimate_line, text=write, data=_estimate_data, html=_estimate_html)
-VIEWS["Plan"] = View(
-    line=lambda found: _first_line(_plan_text(found)),
-    text=_plan_text,
-    data=_plan_data,
-    html=lambda found: _preformatted(_plan_text(found)),
-)
+VIEWS["Plan"] = _module_view("plan")
+VIEWS["EnginePlan"] = _module_view("engine_plan")
+VIEWS["ServingAnswer"] = replace(_module_view("engine_answer"), line=_serving_line)
+VIEWS |= dict.fromkeys(("Card", "Shelf", "Smallests"), _module_view("card"))
 VIEWS["Study"] = View(
     line=lambda found: _first_line(_study_text(found)),
     text=_study_text,

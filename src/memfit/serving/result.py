@@ -8,6 +8,7 @@ from dataclasses import field
 
 from memfit.errors import Problem
 from memfit.lazy_dataclass import dataclass
+from memfit.presentation import Presented
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,8 @@ class Pool:
     counted: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServingAnswer:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServingAnswer(Presented):
     """One engine, one model, one machine. `figures` uses the keys of published rows
     (`weights_gib`, `kv_tokens` …); `log` holds the lines that the engine prints; `failure` is the
     error that it raises instead of starting, and `remedy` the setting that works."""

@@ -28,7 +28,7 @@ _START = b'{"name":"'
 _CONFIG = b',"config":'
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Entry:
     """One model. `parameters` was counted on the meta device with `built_with`; `published` is what
     its page or checkpoint says."""
@@ -46,6 +46,9 @@ class Entry:
     checked_against: tuple[str, ...]
     notes: str | None
     raw: bytes = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.name}>"
 
     def config(self) -> dict[str, Any]:
         """The config, parsed anew at each call, so that callers may keep or change it."""
