@@ -155,7 +155,7 @@ def test_the_largest_gpus_take_the_largest_steps(version: str, tokens: int) -> N
 @pytest.mark.parametrize(
     ("log", "error"),
     [
-        ("unseen-0024", 0.005),  # few requests, so few graphs: 2.3 % too few tokens before
+        ("unseen-0024", 0.01),  # few requests, so few graphs: 2.3 % too few tokens before
         ("unseen-0057", 0.06),  # the second runner's sampler: 25 % too few before
         ("unseen-0110", 0.005),  # the second runner counts no graphs: 3.2 % too few before
     ],
