@@ -147,6 +147,11 @@ def test_a_stack_of_layers_has_several_names(stack: str, form: str) -> None:
         # a month in the notes is no build of llama.cpp, and `enabled` is `-fa on`: refused before
         ("unseen-0098", "compute_gib", 0.001),
         ("unseen-0100", "compute_gib", 0.001),
+        # gemma4_unified, the text of the smallest Gemma 4: refused before
+        ("unseen-0122", "weights_gib", 0.001),
+        ("unseen-0122", "compute_gib", 0.003),
+        # a log without its cache has no sum of its parts: 30 % before
+        ("unseen-0123", "compute_gib", 0.02),
     ],
 )
 def test_figures_of_logs(log: str, figure: str, error: float) -> None:

@@ -159,7 +159,7 @@ def in_gib(sizes: Mapping[str, float]) -> dict[str, float]:
         found["kv_gib"] = cache / 1024
     if found.get("rs_mib"):
         found["state_gib"] = found["rs_mib"] / 1024
-    if found.get("model_mib") and found.get("compute_mib"):
+    if found.get("model_mib") and found.get("compute_mib") and cache:
         parts = ("model_mib", "kv_mib", "rs_mib", "compute_mib")
         found["device_gib"] = sum(found.get(part, 0.0) for part in parts) / 1024
     return found

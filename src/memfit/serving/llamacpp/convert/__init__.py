@@ -55,6 +55,7 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "gemma3": dense.gemma3,
     "gemma3_text": dense.gemma3,
     "gemma4": dense.gemma4,
+    "gemma4_unified": dense.gemma4,
     "phi": dense.phi2,
     "phi3": dense.phi3,
     "starcoder2": dense.starcoder2,
