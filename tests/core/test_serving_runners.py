@@ -165,3 +165,19 @@ def test_caches_of_logs(log: str, error: float) -> None:
     off = judge(row).error("kv_tokens")
     assert off is not None
     assert abs(off) < error
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "pages"),
+    [
+        ("0.24.0", {}, 1),
+        ("0.26.0", {}, 2),
+        ("0.26.0", {"enable_prefix_caching": False}, 1),
+        ("0.24.0", {"enable_prefix_caching": True}, 2),
+    ],
+)
+def test_prefixes_of_hybrids_are_cached_by_default_from_0_26(
+    version: str, given: dict[str, object], pages: int
+) -> None:
+    assert settings("Qwen/Qwen3.6-27B", version, **given).state_pages == pages
+    assert settings("state-spaces/mamba-2.8b-hf", version).state_pages == 1

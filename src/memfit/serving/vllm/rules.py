@@ -68,6 +68,7 @@ class Rules:
     second_samples: bool = False  # its sampler is profiled with top-k and top-p
     consumed: bool = False  # all memory taken since the start counts, what a runner keeps, too
     in_flight: bool = False  # windows keep the tokens of each step that is under way
+    hybrid_prefixes: bool = False  # prefixes of hybrid models are cached by default
     largest_steps: bool = False  # 16384 tokens from 160 GiB on
 
 
@@ -150,8 +151,9 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
         },
     ),
     ((0, 25, 0), {"second_named": MIXED, "second_dense": True}),
-    # v1/worker/gpu/sample/sampler.py; kv_cache_interface.py max_in_flight_tokens
-    ((0, 26, 0), {"second_copies": False, "in_flight": True}),
+    # v1/worker/gpu/sample/sampler.py; kv_cache_interface.py max_in_flight_tokens; config/model.py
+    # is_prefix_caching_supported, each not so in 0.25.0
+    ((0, 26, 0), {"second_copies": False, "in_flight": True, "hybrid_prefixes": True}),
     # utils/mem_utils.py total_consumed, not in 0.26.0
     ((0, 27, 0), {"consumed": True}),
     ((0, 28, 0), {"largest_steps": True}),  # arg_utils.py get_batch_defaults, not in 0.27.1

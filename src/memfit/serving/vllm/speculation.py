@@ -10,10 +10,13 @@ from memfit.model.modules import Layer
 from memfit.serving.base import Question
 from memfit.serving.drafts import draft_layers
 from memfit.serving.separate_drafts import KINDS, MODEL, Draft, draft_name, draft_of
+from memfit.serving.subject import known_model
 from memfit.serving.vllm.images import NO_OBJECT, is_integer
 from memfit.serving.vllm.rules import Rules
+from memfit.serving.weights import attention_heads
 
 MOST_GUESSES = 1024  # that memfit reads; published commands have 1 to 15
+CACHING = "enable_prefix_caching"
 MODEL_FREE = ("ngram", "ngram_gpu", "suffix")  # guesses from the text itself
 
 
@@ -37,10 +40,14 @@ EVERY_STATE = (
 
 
 def cached_states(question: Question, rules: Rules) -> bool:
-    """Whether a cached prefix keeps states."""
-    mode = question.options.get("mamba_cache_mode")
-    asked = bool(question.options.get("enable_prefix_caching")) and mode != "none"
-    return asked and rules.aligned_states
+    """Whether a cached prefix keeps states. Prefixes of hybrid models are cached by default from
+    0.26 on, those of models without attention are not (config/model.py
+    is_prefix_caching_supported)."""
+    mode, given = (question.options.get(one) for one in ("mamba_cache_mode", CACHING))
+    if given is None:
+        model = known_model(question.subject)
+        given = rules.hybrid_prefixes and attention_heads(model) is not None
+    return bool(given) and mode != "none" and rules.aligned_states
 
 
 def every_state(question: Question, rules: Rules) -> bool:
