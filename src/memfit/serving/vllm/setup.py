@@ -44,6 +44,7 @@ UNCOUNTED = {
 # Ways of tokens to experts that take no buffers of their own (config/parallel.py, 0.24.0).
 UNBUFFERED = ("naive", "allgather_reducescatter")
 PARALLEL = ("tensor", "pipeline", "data")
+MROPE, ROPE = 4, "rope_parameters"
 COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
 
 
@@ -245,7 +246,7 @@ def rank_of(
         sm=capability(question),
         width=width,
         scheme=scheme,
-        positions=max(model.positions, length),
+        positions=max(model.positions, length) * rotary_tables(question.subject.config),
         adapters=int(options.get("max_loras", 1)) if adapted else 0,
         adapter_rank=int(options.get("max_lora_rank", 16)),
         adapter_vocab=int(options.get("lora_extra_vocab_size", 256)) if extra else 0,
@@ -253,6 +254,17 @@ def rank_of(
         last=pipeline == 1,
         towers=not (rules.text_only and text_only(options, question.subject.config)),
     )
+
+
+def rotary_tables(config: Mapping[str, Any]) -> int:
+    """How many times the model's positions the rotary table has: models whose positions have
+    sections for time, height and width keep four times as many, for long videos
+    (rotary_embedding/mrope.py, 0.8.5 to 0.24.0)."""
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else config
+    found = (one.get(name) for one in (inner, config) for name in ("rope_scaling", ROPE))
+    sections = any(isinstance(one, Mapping) and "mrope_section" in one for one in found)
+    return MROPE if sections else 1
 
 
 def capability(question: Question) -> tuple[int, int] | None:
