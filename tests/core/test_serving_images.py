@@ -13,7 +13,7 @@ from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.serving.vllm.encoders import ENCODERS, Step, longest_side
 from memfit.serving.vllm.rules import rules_of
-from memfit.truth.served import judge, read_served
+from memfit.truth.served import UNSEEN, judge, read_served
 
 NONE = {"image": 0, "video": 0}
 VISION = {
@@ -198,3 +198,23 @@ def test_ranks_share_what_llama_4_rotates() -> None:
     assert found.items[0].patches == 17 * 577
     assert found.numbers(577, 1) == 577 * 16 * 1408
     assert found.numbers(577, 8) == 577 * (4 * 1408 + 2 * 5632 // 8)
+
+
+def test_qwen2_5_vl_keeps_what_its_norm_does_not_overwrite() -> None:
+    """Seven grids of 65,536 patches: input, layer's input, attention's output, sum, norm, the
+    feed-forward's output, and three inner tensors; the sum and the norm take the places of the
+    former two where nothing is compiled. The log of unseen-0117 has 15.4 GiB."""
+    patches, width, inner = 7 * 65536, 1280, 3420
+    name, given = "Qwen/Qwen2.5-VL-7B-Instruct", {"max_num_seqs": 8, "max_model_len": 128_000}
+    for streams, eager in ((5, False), (3, True)):
+        peak = 2 * patches * (3 * 2 * 14**2 + streams * width + 3 * inner) / 2**30
+        assert activation(name, enforce_eager=eager, **given) == pytest.approx(peak, rel=0.001)
+
+
+def test_tables_of_positions_with_sections_are_four_times_as_long() -> None:
+    """Logs of vLLM 0.22.1 and 0.20.0 (unseen-0013, 0084): 0.1 GiB more than without."""
+    rows = {one.id: one for one in read_served(UNSEEN)}
+    for log in ("unseen-0013", "unseen-0084"):
+        off = judge(rows[log]).error("weights_gib")
+        assert off is not None
+        assert abs(off) < 0.001

@@ -101,10 +101,15 @@ def qwen2(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     """Qwen2-VL and Qwen2.5-VL. A video has as many frames of the largest image as a request has
     tokens for (qwen2_vl.py get_num_frames_with_most_features); two frames are one grid.
     Moments: attention (input, norm; queries, keys and values, queries and keys before and after
-    their rotation, the output), and the feed-forward (the layer's input, residual, norm)."""
+    their rotation, the output), and the feed-forward (the layer's input, residual, norm).
+    Qwen2.5-VL keeps its inner tensors until the feed-forward has its output, too. Its norm adds in
+    place only where nothing is compiled (V0, `--enforce-eager`); else the attention's output and
+    the layer's input stay beside the sum and the norm (layernorm.py forward_native, 0.23.0)."""
     width = int(vision.get("embed_dim") or vision["hidden_size"])
     gated = "intermediate_size" in vision
     inner = int(vision.get("intermediate_size") or width * float(vision["mlp_ratio"]))
+    in_place = not step.rules.engine or step.options.get("enforce_eager")
+    streams = 5 if gated and not in_place else 3
     image = largest(vision, step.options, QWEN2_PIXELS)
     grids = max(1, min(step.length // image.tokens, step.rules.frames // 2))
     video = Item(
@@ -115,7 +120,7 @@ def qwen2(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     )
     return Encoder(
         items=(image, video),
-        moments=((2 * width, 8 * width), (3 * width, (3 if gated else 2) * inner)),
+        moments=((2 * width, 8 * width), (streams * width, (3 if gated else 2) * inner)),
         output=model.width,
     )
 
