@@ -47,6 +47,15 @@ def test_peaks_are_those_of_the_trace(name: str) -> None:
     assert first_fault(unseen(name), jobs) == ""
 
 
+def test_a_last_bias_keeps_no_layer_unpacked() -> None:
+    """With a tied head Fuyu's last parameter is a bias: `linear.bias` is the name of no module, so
+    bitsandbytes packs that layer."""
+    config = unseen("fuyu") | {"tie_word_embeddings": True}
+    config["text_config"]["tie_word_embeddings"] = True
+    assert build(config).tied
+    assert first_fault(config, [CASES[1] | {"head": "image-text"}]) == ""
+
+
 @pytest.fixture(scope="module")
 def paligemma() -> tuple[Parts, Found]:
     text = ROWS["paligemma"]["example"]["text_config"]

@@ -189,10 +189,12 @@ def scaled(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_of(parts: Parts, idle: list[str], head: str) -> str:
-    """The module of the last parameter but the head, where it is none of the language model's."""
+    """The module of the last parameter but the head, where it is none of the language model's. That
+    of a bias is packed nevertheless (transformers 5.23 quantizers/base.py get_keys_to_not_convert:
+    `linear.bias` is no module's name)."""
     named = (name for name, one in parts.before.items() if one.role != "buffer" and name != head)
     *_, last = named
-    return last.rpartition(".")[0] if last in idle else ""
+    return last.removesuffix(".weight") if last in idle and last.endswith(".weight") else ""
 
 
 def moved_by_text(parts: Parts, found: Found) -> None:
