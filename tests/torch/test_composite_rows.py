@@ -22,8 +22,8 @@ from memfit.trace.program import configuration
 ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers" / "rows"
 DATA = {name: json.loads((ROOM / f"{name}.json").read_text()) for name in _rows.names()}
 ROWS = {name: data for name, data in DATA.items() if data.get("composite")}
-# How many cases: of weights behind the language model, and of one that is captured
-SOME = {"fuyu": 3, "lfm2_vl": 1}
+# How many cases: of weights behind the language model, of one that is captured, of sounds
+SOME = {"fuyu": 3, "lfm2_vl": 1, "qwen2_audio": 2}
 CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 130, "method": "lora", "packing": False},
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
@@ -43,7 +43,7 @@ def unseen(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(ROWS if WHOLE else SOME))
 def test_peaks_are_those_of_the_trace(name: str) -> None:
     cases = CASES if WHOLE else CASES[: SOME[name]]
-    jobs = [{**one, "head": "image-text"} for one in cases]
+    jobs = [{**one, "head": ROWS[name]["heads"][0]} for one in cases]
     assert first_fault(unseen(name), jobs) == ""
 
 
@@ -87,7 +87,10 @@ def test_the_language_model_is_found_and_its_head(paligemma: tuple[Parts, Found]
 
 
 def test_a_type_without_an_answer_is_refused_with_the_reason() -> None:
-    for kind, said in (("florence2", "`bart` has no row"), ("ovis2x", "no such model type")):
+    for kind, said in (
+        ("florence2", "two fields must count the layers"),
+        ("ovis2x", "no such model type"),
+    ):
         with pytest.raises(InputError, match=said):
             new_family(kind)
     with pytest.raises(InputError, match="its config has no `vision`"):
@@ -95,7 +98,7 @@ def test_a_type_without_an_answer_is_refused_with_the_reason() -> None:
 
 
 def test_a_class_that_cannot_be_built_says_why() -> None:
-    found = outline({"model_type": "fuyu", "text_config": {"model_type": "nobody"}})
+    found = outline({"model_type": "fuyu", "text_config": {"model_type": "nobody"}}, "image-text")
     assert isinstance(found, str)
 
 

@@ -14,7 +14,6 @@ from memfit.model.families._composite_rows import TEXT
 from memfit.model.modules import Model
 from memfit.trace import classes
 from memfit.trace.composite_row import (
-    HEAD,
     LAYERS,
     SIZES,
     TIE,
@@ -24,6 +23,7 @@ from memfit.trace.composite_row import (
     Sizes,
     fields_of,
     flat,
+    head_of,
     others,
     outline,
     parts_of,
@@ -72,8 +72,7 @@ def composed(kind: str) -> bool:
 
     if kind not in CONFIG_MAPPING:
         return False
-    own = configuration({"model_type": kind}, None)
-    return text_config(own) is not own and classes.builder(HEAD, own) is not None
+    return bool(head_of(configuration({"model_type": kind}, None)))
 
 
 def made_composite(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,13 +154,13 @@ def made_with(
 
 def quiet(parts: Parts, keys: list[str]) -> tuple[list[str], list[str]]:
     """Fields that change nothing of a pass of text, and those that do."""
-    before = seen(parts.config(), HEAD)
+    before = seen(parts.config(), parts.head)
     if isinstance(before, str):
         raise refuse(parts.kind, before)
 
     def outcome(some: list[str]) -> str:
         other = {key: others(key, parts.whole[key])[0] for key in some}
-        return change(before, seen(parts.config(other), HEAD))
+        return change(before, seen(parts.config(other), parts.head))
 
     if outcome(keys) == "nothing":
         return keys, []
@@ -294,9 +293,9 @@ def plainly(text: Mapping[str, Any]) -> dict[str, Any]:
 def heads_of(parts: Parts) -> list[str]:
     """The heads that this class stands for: it may be the one for text alone, too."""
     own = configuration(parts.config(), None)
-    named = [classes.builder(one, own) for one in (HEAD, ALONE)]
+    named = [classes.builder(one, own) for one in (parts.head, ALONE)]
     same = all(named) and len({classes.names(one, own) for one in named}) == 1
-    return [HEAD, ALONE] if same else [HEAD]
+    return [parts.head, ALONE] if same else [parts.head]
 
 
 def ties_of(parts: Parts, place: Place) -> list[list[bool]]:
@@ -307,7 +306,7 @@ def ties_of(parts: Parts, place: Place) -> list[list[bool]]:
         text = {key: one for key, one in parts.text.items() if key != TIE}
         text |= {} if inner is None else {TIE: inner}
         config = {key: one for key, one in parts.config(text=text).items() if key != TIE}
-        found = outline(config | ({} if whole is None else {TIE: whole}))
+        found = outline(config | ({} if whole is None else {TIE: whole}), parts.head)
         if isinstance(found, str):
             raise refuse(parts.kind, found)
         return f"{place.head}.weight" not in found
@@ -373,12 +372,12 @@ def variants(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def fault_of(config: dict[str, Any], data: Mapping[str, Any]) -> str:
     """What is wrong with a row; empty where nothing is."""
-    section = data["text"]["section"]
+    section, head = data["text"]["section"], data["heads"][0]
     for tied in (True, False):
         text = {**config[section], TIE: tied}
-        if name := unlike_parameters({**config, section: text, TIE: tied}, HEAD):
+        if name := unlike_parameters({**config, section: text, TIE: tied}, head):
             return f"`{name}` is not as in transformers"
-    jobs = [{**one, "head": HEAD} for one in (*TRAINED, *GENERATED)]
+    jobs = [{**one, "head": head} for one in (*TRAINED, *GENERATED)]
     return first_fault(config, jobs)
 
 

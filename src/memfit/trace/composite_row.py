@@ -1,5 +1,5 @@
-"""`memfit new-family`: the row of a language model with towers beside it. What the idle weights
-depend on, and how, is found by building the class on the meta device."""
+"""`memfit new-family`: the row of a language model with towers for images or sounds beside it. What
+the idle weights depend on, and how, is found by building the class on the meta device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from memfit.trace.new_family import noticed, refuse
 from memfit.trace.program import Options, built
 from memfit.trace.versions import text_config
 
-HEAD = "image-text"
-JOB = Job(task="pretrain", head=HEAD)
+HEADED = ("image-text", "seq2seq-lm")  # heads of such classes, the usual one first
 LAYERS, MANY, RUNS, UNSEEN, TRIES = 4, 13, 5, 3, 2000
 TIMES = (1, 2, 3, 4, 5, 6, 7, 9)
 OPTIONAL = re.compile(r'getattr\(\s*(?:self\.)?config,\s*"(\w+)"')
@@ -47,6 +46,7 @@ class Parts:
     in `vision_config.hidden_size`."""
 
     kind: str
+    head: str
     section: str
     text: Mapping[str, Any]
     whole: Mapping[str, Any]  # every field outside of the language model's section
@@ -78,7 +78,7 @@ class Parts:
     def outline(
         self, changes: Mapping[str, Any] | None = None, text: Mapping[str, Any] | None = None
     ) -> Outline | str:
-        return outline(self.config(changes, text))
+        return outline(self.config(changes, text), self.head)
 
     def changed(self, key: str, value: Any) -> None:
         """Another base for what follows."""
@@ -101,10 +101,10 @@ class Parts:
         return found
 
 
-def outline(config: Mapping[str, Any]) -> Outline | str:
+def outline(config: Mapping[str, Any], head: str) -> Outline | str:
     """What the class of this config has in memory, by name; or why it cannot be built."""
     try:
-        _, model = built(config, JOB, Options())
+        _, model = built(config, Job(task="pretrain", head=head), Options())
     except Exception as bad:  # noqa: BLE001 - a class that fails on a config may raise anything
         return f"{type(bad).__name__}: {str(bad)[:200]}"
     found = {}
@@ -137,6 +137,14 @@ def formatted(tensor: torch.Tensor) -> str:
 
 
 # ------------------------------------------------------------------------------------------ fields
+def head_of(own: Any) -> str:
+    """The head of a class that reads images or sounds beside text; empty where there is none. An
+    encoder with a decoder is another thing."""
+    if text_config(own) is own or getattr(own, "is_encoder_decoder", False):
+        return ""
+    return next((one for one in HEADED if classes.builder(one, own) is not None), "")
+
+
 def parts_of(kind: str, own: Any, text: Mapping[str, Any], given: Mapping[str, Any]) -> Parts:
     """The fields of a config class outside of its language model's section, `given` ones with
     other values than the class's defaults."""
@@ -144,15 +152,23 @@ def parts_of(kind: str, own: Any, text: Mapping[str, Any], given: Mapping[str, A
     section = next((key for key in own.sub_configs if getattr(own, key, None) is inner), "")
     if not section:
         raise refuse(kind, "its config has no part for a language model")
-    whole = {**dict.fromkeys(unlisted(own)), **dict(flat(own, section))}
+    head = head_of(own)
+    whole = {**dict.fromkeys(unlisted(own, head)), **dict(flat(own, section))}
     if unknown := sorted(set(given) - set(whole)):
         raise refuse(kind, f"its config has no `{unknown[0][:60]}`")
-    return Parts(kind=kind, section=section, text=text, whole={**whole, **given}, given=dict(given))
+    return Parts(
+        kind=kind,
+        head=head,
+        section=section,
+        text=text,
+        whole={**whole, **given},
+        given=dict(given),
+    )
 
 
-def unlisted(own: Any) -> list[str]:
+def unlisted(own: Any, head: str) -> list[str]:
     """Fields that the class's code reads where a config has them, and its config class lacks."""
-    (cls,) = classes.classes(classes.builder(HEAD, own), own)
+    (cls,) = classes.classes(classes.builder(head, own), own)
     source = inspect.getsource(inspect.getmodule(cls))  # type: ignore[arg-type]
     return sorted(one for one in set(OPTIONAL.findall(source)) if not hasattr(own, one))
 
@@ -339,6 +355,9 @@ def runs_of(
         if held.keys() - parts.before.keys():
             why = "it has other weights with other sizes"
             continue
+        if any(0 in one.shape for one in held.values()):
+            why = "it has empty weights"
+            continue
         words = {f"{TEXT}{key}": text[key] for key in SIZES if type(text.get(key)) is int}
         runs.append(Sizes({**dims, **words}, text, held))
         if len(runs) == count:
@@ -460,7 +479,6 @@ def flagged(parts: Parts, found: Found) -> Iterator[tuple[str, tuple[str, bool]]
 
 
 __all__ = [
-    "HEAD",
     "LAYERS",
     "SIZES",
     "TIE",
@@ -470,6 +488,7 @@ __all__ = [
     "Sizes",
     "fields_of",
     "flat",
+    "head_of",
     "others",
     "outline",
     "parts_of",
