@@ -57,8 +57,8 @@ def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
     found = pictures(model, job, device) if job.images else None
     target = 0
     if paired(model) and kind not in classes.SILENT:
-        limit = special(model.config, "max_target_positions") or job.seq
-        target = min(job.target_seq or job.seq, limit)
+        target = job.target_seq or job.seq
+        target = min(target, special(model.config, "max_target_positions") or target)
     made = Plan(
         kind=kind,
         pictures=found,
