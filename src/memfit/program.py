@@ -178,7 +178,7 @@ class Program:
         """Values that may get gradients: base weights that are trained, adapters, copies of modules
         that are trained whole."""
         if self.trained is None:
-            return self.model.parameters
+            return self.model.parameters - self.model.frozen
         trained = sum(count * times for count, _, times in self.trained_tensors())
         return trained + self.idle_adapters
 
@@ -237,9 +237,9 @@ class Program:
 
     def trains(self, weight: Weight, path: str = "") -> bool:
         """Is this base weight (of the full name `path`) trained? Adapters are, always."""
-        return weight.role != "buffer" and (
-            self.trained is None or any(part in (path or weight.name) for part in self.trained)
-        )
+        if weight.role == "buffer" or weight.frozen:
+            return False
+        return self.trained is None or any(part in (path or weight.name) for part in self.trained)
 
     def adapted(self, linear: Linear) -> bool:
         """Does it get an adapter? A name means the end of a path; a module that is trained whole

@@ -30,6 +30,7 @@ class Weight:
     shape: tuple[int, ...]
     role: Role = "other"
     format: str = ""
+    frozen: bool = False  # the class's own code says that it needs no gradient
 
     @property
     def count(self) -> int:
@@ -475,11 +476,8 @@ class Model:
     caching: bool = False
     assumed: tuple[tuple[str, Any], ...] = ()  # decisive keys that the config lacks, as taken
     headless: bool = False  # a stage of a pipeline that does not end it
-    towers: tuple[
-        Weight, ...
-        # held beside the language model and idle while it reads text (a vision tower and its
-        # projector)
-    ] = ()
+    # held beside the language model and idle while it reads text (a tower and its projector)
+    towers: tuple[Weight, ...] = ()
     behind: int = 0  # of the towers' weights, the last ones that lie behind the language model
     last: str = ""  # the module of the last parameter, where it is one of the towers'
     stored: tuple[Stored, ...] = field(
@@ -546,6 +544,11 @@ class Model:
                     times.append(0)
             times[number] += 1
         return tuple(zip(found, times, strict=True))
+
+    @cached_property
+    def frozen(self) -> int:
+        """Parameters that the class itself trains never."""
+        return sum(weight.count for weight in self.weights() if weight.frozen)
 
     @cached_property
     def parameters(self) -> int:

@@ -56,6 +56,7 @@ class Weight:
     format: str
     module: str
     buffer: bool
+    frozen: bool = False
 
 
 @dataclass(kw_only=True)
@@ -174,17 +175,20 @@ def sampled(call: Any) -> Any:
 
 
 class Like(NamedTuple):
-    """A tensor to be made anew for a sample of a call."""
+    """A tensor to be made anew for a sample of a call. `chosen`: how many places a mask selects."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     real: bool
+    chosen: int = 0
 
 
 def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return Like(tuple(value.shape), tuple(value.stride()), value.dtype, not value.is_meta)
+        real = not value.is_meta
+        chosen = int(value.sum()) if real and value.dtype is torch.bool else 0
+        return Like(tuple(value.shape), tuple(value.stride()), value.dtype, real, chosen)
     if isinstance(value, (tuple, list)):
         return type(value)(described(one) for one in value)
     return value
@@ -333,6 +337,7 @@ def described_weights(writer: Writer, model: Any) -> None:
                 format=str(tensor.dtype)[6:],
                 module=type(modules[name.rpartition(".")[0]]).__name__,
                 buffer=buffer,
+                frozen=not (buffer or tensor.requires_grad),
             )
         )
 

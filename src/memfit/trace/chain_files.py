@@ -325,6 +325,7 @@ def weights_of(found: Setting, deeper: Mapping[str, list[str | int]]) -> dict[st
         format = "model" if weight.format == found.runs[0].dtype else weight.format
         solved = deeper.get(weight.name, solved)
         row = [weight.name, solved, weight.module, format, weight.buffer]
+        row += [True] if weight.frozen else []
         if layer:
             kind = found.kinds[layer]
             if seen.setdefault(kind, layer) == layer:

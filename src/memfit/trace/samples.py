@@ -281,6 +281,8 @@ class Sample:
                     value.shape, value.strides, dtype=value.dtype, device="cuda"
                 )
             )
+            if value.chosen:
+                made.view(-1)[: value.chosen] = True
             if needs:
                 made.requires_grad_(True)
             self.made.append(made)
