@@ -59,12 +59,12 @@ def unseen(row: ChainRow, head: str) -> dict[str, Any]:
     kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
     end = next(end for end, name in CLASSES.items() if name == head)
     labels = 2 if head == "question-answering" else 7
-    deeper = {row.depth: kept[row.depth] + 2} if row.depth else {}
+    deeper = {key: kept[key] + 2 for key in (row.depths or filter(None, (row.depth,)))}
     return {
         **kept,
         **deeper,
         "dtype": "bfloat16",
-        "vocab_size": row.examples[0]["vocab_size"] + 136,
+        **{key: kept[key] + 136 for key in kept if key.endswith("vocab_size")},
         "num_labels": labels,
         "architectures": [end],
     }

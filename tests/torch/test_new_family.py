@@ -233,7 +233,7 @@ def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
     [
         ("bert", "written by hand"),
         ("roformr", "did you mean `roformer`"),
-        ("marian", "a decoder beside its encoder"),
+        ("encoder-decoder", "two fields must count the layers of its encoder and decoder"),
         ("funnel", "no integer `num_hidden_layers`"),
         ("openai-gpt", "a table of"),
         ("gpt_neox_japanese", "both of kind `layer`"),

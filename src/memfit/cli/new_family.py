@@ -15,10 +15,10 @@ from memfit.errors import InputError
 HELP = """\
 {help}.
 
-Runs the classes of an encoder or a decoder on fake tensors with each field of its config changed,
-captures the layers, and compares parameters and peaks with the real code. Of a language model with
-a tower for images or sounds it finds out the tower's weights, which text leaves idle. What is not
-exact is refused. Needs the extra `trace`; runs code of the installed library only.
+Runs the classes of an encoder, a decoder or both on fake tensors with each field of the config
+changed, captures the layers, and compares parameters and peaks with the real code. Of a language
+model with a tower for images or sounds it finds out the tower's weights, which text leaves idle.
+What is not exact is refused. Needs the extra `trace`; runs code of the installed library only.
 """
 PARAMETERS = (
     click.Argument(["model_type"], metavar="MODEL_TYPE"),

@@ -112,6 +112,10 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield "with gradient checkpointing", "job.checkpointing"
     if job.target_seq and not graphs.row.pairs:
         yield "with a decoder", "job.target_seq"
+    if graphs.row.pairs and graphs.row.limited:  # a table ends there, or grows
+        for name in ("seq", "target_seq"):
+            if getattr(job, name) > program.model.positions:
+                yield f"for more than {program.model.positions} positions", f"job.{name}"
     if job.images:
         yield "with images", "job.images"
 

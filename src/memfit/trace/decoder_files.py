@@ -26,7 +26,7 @@ from memfit.trace.decoder_check import (
 from memfit.trace.decoder_row import decoder_data
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.graph_files import family_file
-from memfit.trace.new_family import refuse, subject_of
+from memfit.trace.new_family import paired, refuse, subject_of
 from memfit.trace.program import configuration
 
 SHOWN = 3  # examples that are captured
@@ -38,10 +38,15 @@ USUAL = {
 
 
 def decodes(kind: str) -> bool:
-    """Whether a type of models goes on with a text, and does not fill gaps in it."""
+    """Whether a type of models goes on with a text, and neither fills gaps in it nor has an encoder
+    beside."""
     own = subject_of(kind).whole
     config = configuration(own, None)
-    return classes.builder("masked-lm", config) is None and bool(classes.builder(HEAD, config))
+    return (
+        not paired(config)
+        and classes.builder("masked-lm", config) is None
+        and bool(classes.builder(HEAD, config))
+    )
 
 
 def made_decoder(

@@ -16,8 +16,10 @@ from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.trace import trace_config
 from memfit.trace.depth import shapes_of
+from memfit.trace.pair_row import HEAD as PAIR
 
 DEEPER = 2  # layers more than any captured model has
+TARGET = 56  # tokens of a decoder beside an encoder
 WORST = 0.005  # of the peak that the trace has
 PRECISIONS = ("bf16", "fp32", "autocast-bf16", "fp16", "autocast-fp16")
 CASES: tuple[dict[str, Any], ...] = (
@@ -30,13 +32,13 @@ CASES: tuple[dict[str, Any], ...] = (
 
 def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]:
     """A config with sizes that were not captured, with more layers and labels, and with the class's
-    rates of dropout."""
+    rates of dropout; no layer is skipped, which a trace does at random."""
     kept = {key: value for key, value in row.examples[0].items() if key not in row.rates}
     end = next(end for end, name in CLASSES.items() if name == head)
     return {
         **kept,
         **sizes,
-        row.depth: kept[row.depth] + DEEPER,
+        **{key: kept[key] + DEEPER for key in (row.depths or (row.depth,))},
         "dtype": "bfloat16",
         "num_labels": 2 if head == "question-answering" else 7,
         "architectures": [end],
@@ -86,10 +88,13 @@ def head_fault(row: ChainRow, sizes: Mapping[str, int], head: str) -> str:
     if name:
         return f"`{name}` is not as in transformers"
     free = [one for one in PRECISIONS if one not in row.refused]
+    pair = {"target_seq": TARGET} if head == PAIR else {}
     for place, case in enumerate(CASES):
         if case.get("checkpointing") and not row.checkpoints:
             continue
-        given = {**case, "optimizer": "adamw_fused", "precision": free[place % len(free)]}
+        if row.pairs and case.get("task") == "inference":
+            continue  # generation has no graphs yet
+        given = {**case, **pair, "optimizer": "adamw_fused", "precision": free[place % len(free)]}
         if "method" in case:
             given["targets"] = first_linear(build(config))
         found = fault(config, Job(head=head, **given))

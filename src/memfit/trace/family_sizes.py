@@ -84,7 +84,10 @@ def proposed(
         )
     for key in dims:
         if key not in found:
-            found[key] = scaled(subject, key, dims, drawn(pool_of(subject, key)))
+            pool = pool_of(subject, key)
+            found[key] = scaled(subject, key, dims, drawn(pool))
+            if subject.stacks and pool is SMALL and turn >= TRIES // 3:  # to be halved twice
+                found[key] = tuple(4 * value for value in found[key])
     return found
 
 
@@ -127,7 +130,8 @@ def trouble(
                 return f"it runs other operations with {column}"
         runs.append({key: column[key] for key in dims})
         for large, small in ratios:
-            runs[-1][f"{large}_each"] = column[large] // column[small]
+            each = f"{large}_per_{small}" if subject.stacks else f"{large}_each"
+            runs[-1][each] = column[large] // column[small]
     try:
         Solver(runs[:3]).check()
     except Unsolved as bad:

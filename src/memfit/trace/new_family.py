@@ -15,9 +15,11 @@ from memfit.errors import InputError
 from memfit.trace import classes
 from memfit.trace.family_sizes import WIDE, columns, proposed
 from memfit.trace.graph_files import SILENT
+from memfit.trace.pair_row import HEAD as PAIR
+from memfit.trace.pair_row import base_of, following, other_tables, skips, stacks_of
 from memfit.trace.probes import Change, Seen, change, seen
 from memfit.trace.program import configuration
-from memfit.trace.real_positions import MOST, positions_left
+from memfit.trace.real_positions import BEYOND, MOST, positions_left
 
 LAYERS = 3
 RATES = (0.11, 0.13, 0.17, 0.19, 0.23, 0.29, 0.31, 0.37)
@@ -47,6 +49,7 @@ class Subject:
     before: dict[str, Seen] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # heads, and why
     equal: dict[str, str] = field(default_factory=dict)  # fields that repeat a size
+    stacks: dict[str, str] = field(default_factory=dict)  # of an encoder with a decoder
 
     def key(self, usual: str) -> str:
         return self.names.get(usual, usual)
@@ -78,10 +81,9 @@ def row_data(
     fields that have other values than the class's defaults."""
     given = given or {}
     subject = subject_of(kind, given)
-    layers = subject.key("num_hidden_layers")
-    if not isinstance(subject.whole.get(layers), int):
-        raise refuse(kind, f"its config has no integer `{layers}`")
-    subject.base = {**given, layers: LAYERS, **per_layer(subject, layers)}
+    layers, counts = counts_of(subject)
+    subject.base = {**given, **dict.fromkeys(counts, LAYERS), **per_layer(subject, layers)}
+    subject.base |= base_of(subject) if subject.stacks else {}
     rates = rates_of(subject)
     dims, equal, fixed = sizes_of(subject, layers, rates)
     subject.equal = equal
@@ -90,10 +92,11 @@ def row_data(
     unlike = unlike_of(subject, dims, ratios)
     own = [key for key, name in equal.items() if followed(subject, key, [name]) != name]
     lengths(subject, dims)
-    quiet = silent(subject, {layers, *rates, *dims, *equal, *fixed})
+    held = {*counts, *of_stacks(subject), *rates, *dims, *equal}
+    quiet = silent(subject, {*held, *fixed})
     sizes = columns(subject, dims, ratios, equal, proposed)
     positions = subject.key("max_position_embeddings")
-    before = positions_left(subject.config(**first(sizes)), positions, next(iter(subject.before)))
+    before = unused_positions(subject, first(sizes), positions)
     usual = {name: key for key, name in subject.names.items()}
     named = {usual.get(key, key): key for key in dims}
     back = {key: name for name, key in named.items()}
@@ -101,17 +104,22 @@ def row_data(
         "type": kind,
         "layers": layers,
         "kinds": ["layer"],
+        **pair_data(subject),
         "dims": named,
         "ratios": [[back[large], back[small]] for large, small in ratios],
         "equal": {key: back[name] for key, name in equal.items()},
         "unlike": [[back[one], back[other]] for one, other in unlike],
-        "fixed": fixed_of(subject, {layers, *rates, *dims, *equal, *quiet}),
+        "fixed": fixed_of(subject, {*held, *quiet}),
         "base": subject.base,
         "sizes": {key: list(values) for key, values in sizes.items()},
         "heads": list(subject.before),
         "rates": rates,
-        "silent": [*(key for key in quiet if not SILENT.fullmatch(key)), *equal],
-        "absent": absent(subject, {layers, *rates, *dims, *equal}),
+        "silent": [
+            *(key for key in quiet if not SILENT.fullmatch(key)),
+            *equal,
+            *of_stacks(subject),
+        ],
+        "absent": absent(subject, held),
         "positions": positions,
         "limited": before is not None,
         "before": before or 0,
@@ -124,6 +132,60 @@ def row_data(
             if key not in map(subject.key, DECISIVE) and subject.plain[key] is not None
         },
     }, subject.left_out
+
+
+def counts_of(subject: Subject) -> tuple[str, list[str]]:
+    """The field that counts layers, and all such fields: an encoder with a decoder has two."""
+    if not subject.stacks:
+        layers = subject.key("num_hidden_layers")
+        if not isinstance(subject.whole.get(layers), int):
+            raise refuse(subject.kind, f"its config has no integer `{layers}`")
+        return layers, [layers]
+    return next(iter(subject.stacks)), list(subject.stacks)
+
+
+def pair_data(subject: Subject) -> dict[str, Any]:
+    """What a row says of a decoder beside the encoder. `stacks`: the fields that count layers of
+    each, and the kinds of the first of them. `tied`: how the head was captured; `unties`: whether
+    the class runs otherwise with the other."""
+    if not subject.stacks:
+        return {}
+    tied = bool(subject.plain.get("tie_word_embeddings", True))
+    names = following(subject, list(subject.stacks))
+    kinds = ["encoder"], ["decoder"]
+    return {
+        "pairs": True,
+        "stacks": [[names[key], some] for key, some in zip(subject.stacks, kinds, strict=True)],
+        "tied": tied,
+        "unties": subject.changed(tie_word_embeddings=not tied) != "nothing",
+    }
+
+
+def of_stacks(subject: Subject) -> list[str]:
+    """The fields that count layers of an encoder and a decoder, or say how often one is skipped."""
+    return [*subject.stacks, *skips(subject.whole)] if subject.stacks else []
+
+
+def unused_positions(subject: Subject, sizes: Mapping[str, int], positions: str) -> int | None:
+    """How many positions no token has; None where sequences may be longer. A table that grows with
+    its sequence is a limit, too: other code runs then."""
+    head = next(iter(subject.before))
+    left = positions_left(subject.config(**sizes), positions, head)
+    if left is not None or positions not in sizes:
+        return left
+    config, count = subject.config(**sizes), sizes[positions]
+    before = seen(config, head)
+
+    def alike(length: int) -> bool:
+        after = seen(config, head, seq=length, target=length)
+        return not isinstance(before, str) and change(before, after) == "shapes"
+
+    if alike(count + BEYOND):
+        return None
+    left = next((one for one in range(MOST) if alike(count - one)), None)
+    if left is None:
+        raise refuse(subject.kind, f"other code runs on {count} tokens")
+    return left
 
 
 def noticed(key: str) -> bool:
@@ -159,10 +221,20 @@ def subject_of(kind: str, given: Mapping[str, Any] | None = None) -> Subject:
         hint = f"did you mean `{close[0]}`?" if close else ""
         raise refuse(kind, f"its config has no `{unknown[0][:60]}`", hint)
     own = configuration({"model_type": kind, **(given or {})}, None)
-    if getattr(own, "is_encoder_decoder", False):
-        raise refuse(kind, "it has a decoder beside its encoder, and the command writes encoders")
     names = dict(type(own).attribute_map)
-    return Subject(kind=kind, whole=own.to_dict(), plain=plain, names=names)
+    found = Subject(kind=kind, whole=own.to_dict(), plain=plain, names=names)
+    if paired(own):
+        found.stacks = stacks_of(found)
+        if len(found.stacks) != 2:
+            fields = ", ".join(f"`{one}`" for one in found.stacks) or "none"
+            why = f"two fields must count the layers of its encoder and decoder, found {fields}"
+            raise refuse(kind, why)
+    return found
+
+
+def paired(own: Any) -> bool:
+    """Whether a class of this config has a decoder beside its encoder."""
+    return bool(getattr(own, "is_encoder_decoder", False))
 
 
 def per_layer(subject: Subject, layers: str) -> dict[str, Any]:
@@ -187,7 +259,8 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
     ]
     given = dict(zip(named, RATES, strict=False))
     runs: dict[str, Seen] = {}
-    for head in classes.SILENT[1:] + classes.SILENT[:1]:
+    pair = (PAIR,) if subject.stacks else ()
+    for head in (*pair, *classes.SILENT[1:], *classes.SILENT[:1]):
         if classes.builder(head, configuration(subject.config(), None)) is None:
             continue
         found = seen(subject.config(**given), head)
@@ -358,14 +431,19 @@ def unlike_of(
 def lengths(subject: Subject, dims: Sequence[str]) -> None:
     """Sequences of other lengths must run the same code; a head that does not is left out."""
     positions = subject.key("max_position_embeddings")
+    if other := other_tables(dims, positions) if subject.stacks else []:
+        raise refuse(subject.kind, f"`{other[0]}` counts positions, too")
     most = subject.whole[positions] - MOST if positions in dims else max(LENGTHS)
     for head, before in list(subject.before.items()):
-        for length in (one for one in LENGTHS if one <= most):
-            after = seen(subject.config(), head, seq=length)
+        runs = [{"seq": length} for length in LENGTHS if length <= most]
+        if head == PAIR:
+            runs += [{"target": length} for length in LENGTHS if length <= most]
+        for run in runs:
+            after = seen(subject.config(), head, **run)
             found = change(before, after)
             if found in ("code", "fails"):
                 why = after if isinstance(after, str) else "it runs other operations"
-                subject.left_out[head] = f"{length} tokens: {why}"
+                subject.left_out[head] = f"{max(run.values())} tokens: {why}"
                 del subject.before[head]
                 break
     if not subject.before:

@@ -12,7 +12,7 @@ from memfit.job import Job
 from memfit.trace.capture import Call, Run, forward_of
 
 Change = Literal["nothing", "shapes", "rates", "code", "fails"]
-BATCH, SEQ = 2, 40
+BATCH, SEQ, TARGET = 2, 40, 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,12 @@ class Seen:
     run: Run
 
 
-def seen(config: Mapping[str, Any], head: str, seq: int = SEQ, batch: int = BATCH) -> Seen | str:
-    """One pass, or why there is none."""
-    job = Job(task="pretrain", batch=batch, seq=seq, head=head)
+def seen(
+    config: Mapping[str, Any], head: str, seq: int = SEQ, batch: int = BATCH, target: int = TARGET
+) -> Seen | str:
+    """One pass, or why there is none. `target`: tokens of a decoder beside an encoder."""
+    target = target if head == "seq2seq-lm" else 0
+    job = Job(task="pretrain", batch=batch, seq=seq, head=head, target_seq=target)
     try:
         run = forward_of(dict(config), job)
     except InputError as bad:
@@ -64,4 +67,4 @@ def change(before: Seen, after: Seen | str) -> Change:
     return "rates" if before.rates != after.rates else "nothing"
 
 
-__all__ = ["Change", "Seen", "change", "seen"]
+__all__ = ["TARGET", "Change", "Seen", "change", "seen"]

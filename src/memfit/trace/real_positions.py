@@ -37,12 +37,13 @@ def positions_left(config: Mapping[str, Any], key: str, head: str) -> int | None
 def trouble(model: Any, length: int) -> str:
     """Why a sequence of this length does not run; a token without a position is a reason."""
     ids = torch.randint(5, min(64, model.config.vocab_size), (1, length))
+    paired = getattr(model.config, "is_encoder_decoder", False)
     try:
         with torch.no_grad():
-            model(input_ids=ids)
+            model(input_ids=ids, **({"decoder_input_ids": ids} if paired else {}))
     except Exception as bad:  # noqa: BLE001 - a class may ask for more than ids, in any way
         return f"{type(bad).__name__}: {str(bad)[:200]}"
     return ""
 
 
-__all__ = ["MOST", "positions_left"]
+__all__ = ["BEYOND", "MOST", "positions_left"]

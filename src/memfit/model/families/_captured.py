@@ -35,6 +35,7 @@ Dims = dict[str, int]
 TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 # Kernels of attention pad other heads, and what follows then copies (aten attention.cpp).
 HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
+PER = "_per_"  # in the names of sizes of heads, where a model has two
 ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
 PAST = "past."  # begins the names of a cache's tensors
 LATE = "late."  # those of what a layer returns and no other one reads
@@ -337,7 +338,7 @@ def unlike(
     row: Row | ChainRow, fields: Fields, data: Mapping[str, Any], dims: Mapping[str, int]
 ) -> None:
     """A config that says otherwise than the captured ones, where the code may depend on it."""
-    for key in HEADS:
+    for key in (*HEADS, *(one for one in dims if one.startswith(f"hidden_size{PER}"))):
         if dims.get(key, EIGHT) % EIGHT and not fields.problems:
             message = f"no captured graph of `{row.name}` for heads of {dims[key]} values"
             fields.blame("head_dim" if key == "head_dim" else "hidden_size", message, TRACE)
@@ -383,6 +384,8 @@ def modules(rows: Sequence[Sequence[Any]], dims: Mapping[str, int]) -> tuple[Mod
             )
         elif row[2] == "Linear" and f"{path}.weight" in known:
             continue
+        elif weight.frozen:
+            found.append(Loose(name=path, held=(weight,)))
         elif row[2].endswith("Embedding") and last == "weight" and len(weight.shape) == 2:
             found.append(Embedding(name=path, rows=weight.shape[0], width=weight.shape[1]))
         else:
@@ -391,12 +394,13 @@ def modules(rows: Sequence[Sequence[Any]], dims: Mapping[str, int]) -> tuple[Mod
 
 
 def weight_of(row: Sequence[Any], dims: Mapping[str, int]) -> Weight:
-    name, shape, kind, format, buffer = row
+    name, shape, kind, format, buffer, *frozen = row
     return Weight(
         name=name,
         shape=tuple(evaluated(one, dims) for one in shape),
         role="buffer" if buffer else role_of(name, kind, len(shape)),
         format="" if format == "model" else format,
+        frozen=bool(frozen),
     )
 
 

@@ -60,9 +60,11 @@ class ChainRow:
     silent: tuple[str, ...] = ()
     casting: tuple[str, ...] = ()  # as of `Model`
     depth: str = ""  # the field of the number of layers, which the capture varies
+    depths: tuple[str, ...] = ()  # those of an encoder and a decoder
     refused: tuple[str, ...] = ()  # precisions in which other code runs
     absent: tuple[str, ...] = ()
     positions: str = "max_position_embeddings"
+    tied: bool = True  # whether the captured head is the embedding
     unties: bool = True  # the class heeds `tie_word_embeddings`
     limited: bool = True  # no token has a position beyond those
     before: int = 0  # positions that no token has
@@ -178,9 +180,9 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     rates = rates_of(row, fields)
     positions = fields.count(row.positions, default=512, high=2**40)
     dtype = fields.dtype()
-    tied = fields.flag("tie_word_embeddings", default=True)
-    if data["heads"][head]["head"] and row.unties and not tied:
-        message = f"no captured graph of `{row.name}` with an untied head"
+    tied = fields.flag("tie_word_embeddings", default=row.tied)
+    if data["heads"][head]["head"] and row.unties and tied is not row.tied:
+        message = f"no captured graph of `{row.name}` with {'a tied' if tied else 'an untied'} head"
         fields.blame("tie_word_embeddings", message, TRACE)
     unlike(row, fields, data, dims)
     if fields.problems:

@@ -13,6 +13,7 @@ from memfit.graph import evaluated
 from memfit.model.config import Fields
 from memfit.model.families import known
 from memfit.model.families._captured import (
+    PER,
     TRACE,
     Dims,
     Row,
@@ -68,10 +69,15 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
     return ChainRow(
         name=name,
         dims=dims_of(data),
-        kinds=kinds_of(data["layers"], data["kinds"]),
+        kinds=stacked(data["stacks"])
+        if data.get("pairs")
+        else kinds_of(data["layers"], data["kinds"]),
         examples=variants({"model_type": name, **data["base"]}, data["sizes"]),
         heads=tuple(data["heads"]),
         rates=data["rates"],
+        pairs=data.get("pairs", False),
+        tied=data.get("tied", True),
+        unties=data.get("unties", True),
         checkpoints=data["checkpoints"],
         silent=tuple(data["silent"]),
         absent=tuple(data["absent"]),
@@ -79,6 +85,7 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         limited=data["limited"],
         before=data["before"],
         depth=data["layers"],
+        depths=tuple(keys[0] for keys, _ in data.get("stacks", ())),
         refused=tuple(data["refused"]),
         defaults=data["defaults"],
     )
@@ -93,6 +100,8 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
         found = {name: fields.count(key) for name, key in data["dims"].items()}
         for large, small in data["ratios"]:
             ratio(fields, found, large, small)
+            if data.get("pairs"):  # which has heads of two sizes
+                found[f"{large}{PER}{small}"] = found.pop(f"{large}_each")
         for key, name in data["equal"].items():
             given = fields.count(key, default=found[name])
             if given != found[name]:
@@ -202,11 +211,19 @@ def layer_kinds(layers: str, data: Mapping[str, Any], name: str) -> Callable[[Fi
     return listed
 
 
-def kinds_of(layers: str, kinds: Sequence[str]) -> Callable[[Fields], list[str]]:
-    """The kinds of the first layers, of which the last one is that of all others, too."""
+def stacked(stacks: Sequence[Any]) -> Callable[[Fields], list[str]]:
+    """The kinds of an encoder's layers, then a decoder's."""
+    lists = [kinds_of(keys, kinds) for keys, kinds in stacks]
+    return lambda fields: [one for listed in lists for one in listed(fields)]
+
+
+def kinds_of(layers: str | Sequence[str], kinds: Sequence[str]) -> Callable[[Fields], list[str]]:
+    """The kinds of the first layers, of which the last one is that of all others, too. `layers`:
+    the field that counts them, and others that stand for it."""
+    keys = (layers,) if isinstance(layers, str) else tuple(layers)
 
     def listed(fields: Fields) -> list[str]:
-        count = fields.layers(layers)
+        count = fields.layers(*keys)
         return [*kinds, *[kinds[-1]] * (count - len(kinds))][:count]
 
     return listed

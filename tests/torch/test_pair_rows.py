@@ -1,0 +1,76 @@
+"""Encoders with a decoder whose row `memfit new-family` made: their two stacks of layers, weights
+that the class itself never trains, and positions that end. (Parameters and peaks are held to
+transformers' own in `test_encoders.py`.)"""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from tests.torch.test_encoders import compared, unseen
+
+import torch
+from memfit.errors import InputError
+from memfit.estimate import estimate
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.model.families._chains import CHAINS
+from memfit.trace import classes
+from memfit.trace.new_family import rates_of, subject_of, unused_positions
+from memfit.trace.pair_row import base_of, following, skips
+
+HEAD = "seq2seq-lm"
+
+
+def test_each_stack_has_its_field() -> None:
+    """T5's decoder has as many layers as the encoder, where a config does not say."""
+    subject = subject_of("umt5")
+    assert subject.stacks == {"num_layers": "encoder.block", "num_decoder_layers": "decoder.block"}
+    assert following(subject, list(subject.stacks)) == {
+        "num_layers": ["num_layers"],
+        "num_decoder_layers": ["num_decoder_layers", "num_layers"],
+    }
+    assert skips(subject_of("m2m_100").whole) == ["encoder_layerdrop", "decoder_layerdrop"]
+
+
+def test_stacks_of_other_depths_are_the_trace_s() -> None:
+    config = unseen(CHAINS["m2m_100"], HEAD) | {"encoder_layers": 2, "decoder_layers": 4}
+    assert len(build(config).layers) == 6
+    job = Job(head=HEAD, batch=3, seq=90, target_seq=140, optimizer="adamw_fused")
+    assert abs(compared(config, job)) <= 0.005
+
+
+def test_tables_that_the_class_freezes_have_no_state() -> None:
+    """Marian's sines are parameters without a gradient."""
+    config = unseen(CHAINS["marian"], HEAD)
+    with torch.device("meta"):
+        own = transformers.AutoConfig.for_model(**config)
+        theirs = classes.builder(HEAD, own).from_config(own)
+    frozen = [one for one in theirs.parameters() if not one.requires_grad]
+    assert len(frozen) == 2
+    model = build(config)
+    assert model.frozen == sum(one.numel() for one in frozen)
+    found = estimate(model, Job(head=HEAD, seq=64, target_seq=32))
+    assert found.parameters.total - found.parameters.trainable == model.frozen
+
+
+def test_a_table_that_grows_is_a_limit() -> None:
+    """On the CPU a longer sequence runs; it runs other code."""
+    subject = subject_of("m2m_100")
+    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 64, "vocab_size": 544}
+    subject.base = {**small, **base_of(subject)}
+    rates_of(subject)
+    table = {"max_position_embeddings": 164}
+    assert unused_positions(subject, table, "max_position_embeddings") == 0
+
+
+@pytest.mark.parametrize("name", ["bart", "m2m_100"])
+@pytest.mark.parametrize("key", ["seq", "target_seq"])
+def test_more_tokens_than_positions_are_refused(name: str, key: str) -> None:
+    """BART's table ends there; that of M2M-100 grows, which is other code."""
+    config = unseen(CHAINS[name], HEAD)
+    model, job = build(config), Job(head=HEAD, batch=2, seq=64, target_seq=64)
+    longest = job.replace(**{key: model.positions})
+    assert abs(compared(config, longest)) <= 0.005
+    with pytest.raises(InputError, match=f"for more than {model.positions} positions"):
+        lower(model, job.replace(**{key: model.positions + 1}))
