@@ -61,6 +61,9 @@ def test_there_are_enough_of_them() -> None:
     assert len([gpu for gpu in GPUS.values() if gpu.status["memory"] == "log"]) >= 55
 
 
+OTHER_SIZE = "`{}` is listed with {} GB; another size: `--gpu {}`"
+
+
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_every_figure_is_cited(gpu: GPU) -> None:
     row = table("gpus")[gpu.id]
@@ -555,6 +558,24 @@ PER_NODE, NODES = "an integer from 1 to 1024", "an integer from 1 to 100000"
         ("8x?", [("unknown GPU `?`", BY_MEMORY)]),
         ("2xvega64", [("unknown GPU `vega64`", BY_MEMORY)]),
         ("RTX 4090 Ti Laptop", [("unknown GPU `RTX 4090 Ti Laptop`", BY_LAPTOP)]),
+        (
+            "8xH100-64GB",
+            [
+                (
+                    "unknown GPU `H100-64GB`",
+                    OTHER_SIZE.format("h100", "80 and 94", "h100-sxm --memory 64GiB"),
+                )
+            ],
+        ),
+        (
+            "rtx 4090 48gb",
+            [
+                (
+                    "unknown GPU `rtx 4090 48gb`",
+                    OTHER_SIZE.format("rtx 4090", "24", "rtx-4090 --memory 48GiB"),
+                )
+            ],
+        ),
     ],
 )
 def test_bad_clusters_say_all_that_is_wrong(text: str, expected: list[tuple[str, str]]) -> None:

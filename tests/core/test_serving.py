@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memfit.api.engine import from_command, serve
+from memfit.api.verbs import estimate
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
@@ -590,3 +591,15 @@ def test_vllm_fits_the_longest_request_where_it_is_asked_to(length: str) -> None
             from_command(
                 [*line, refused], (), "vllm", {"gpu": "rtx-4090", "engine_version": version}
             )
+
+
+@pytest.mark.parametrize(
+    ("option", "engine"),
+    [("engine", "vllm"), ("gpu_memory_utilization", "vllm"), ("gpu_layers", "llamacpp")],
+)
+def test_options_of_engines_are_led_to_serve(option: str, engine: str) -> None:
+    with pytest.raises(InputError) as error:
+        estimate("Qwen/Qwen3-8B", offline=True, **{option: 1})
+    (problem,) = error.value.problems
+    assert problem.message == f"unknown option `{option}`"
+    assert f"memfit.serve(model, engine={engine!r})" in problem.hint

@@ -42,6 +42,23 @@ def serve(
     return answered(known, question(known, model, common, values, problems), problems)
 
 
+def of_an_engine(name: str) -> Problem | None:
+    """What to say where a question about transformers and PEFT has an engine's option."""
+    from memfit.serving import ENGINES, find_engine
+
+    owners = [
+        one
+        for one in ENGINES
+        if name in ("engine", "engine_version")
+        or any(option.name == name for option in find_engine(one).options)
+    ]
+    if not owners:
+        return None
+    engine = "vllm" if "vllm" in owners else owners[0]
+    hint = f"`memfit.serve(model, engine={engine!r})` answers for serving engines"
+    return Problem(message=f"unknown option `{name[:60]}`", where=name[:60], hint=hint)
+
+
 def from_command(
     words: Sequence[str], command: Sequence[str], engine: str, common: Mapping[str, Any]
 ) -> ServingAnswer:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memfit import trace_fallback
+from memfit.api.engine import of_an_engine
 from memfit.api.run import run_of
 from memfit.api.serving import shared_by_default
 from memfit.defaults import TRAINERS, assumed, implied_method, without_ligers_loss
@@ -54,7 +55,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     known = options()
     subject, values = given_values(model, given, known, problems)
     problems += [
-        unknown("option", str(name), str(name)[:60], tuple(known))
+        of_an_engine(str(name)) or unknown("option", str(name), str(name)[:60], tuple(known))
         for name in values
         if name not in known
     ]

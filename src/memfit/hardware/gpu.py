@@ -253,6 +253,8 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
         return Problem(message=message, where=where, hint=hint)
     if not keys and "laptop" in text:
         return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=BY_LAPTOP)
+    if not keys and (hint := other_size(name)):
+        return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=hint)
     if not keys:
         like = f"rtx{text}" if text[:4].isdecimal() else text
         close = dict.fromkeys(
@@ -287,6 +289,20 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
         message=f"`{name[:80]}` names {len(found)} GPUs",
         where=where,
         hint=f"name one of {listed}",
+    )
+
+
+def other_size(name: str) -> str:
+    """What to say of a known GPU with a memory that no row has (`h100-64gb`); empty for others."""
+    found = re.fullmatch(r"(.+?)[\s_-]*([1-9]\d{0,3})[\s_-]*gi?b", name.strip().lower())
+    listed = variants(found[1]) if found else ()
+    if found is None or not listed:
+        return ""
+    gpu = common_gpu(found[1]) or listed[0]
+    sizes = " and ".join(sorted({_label(one.id) for one in listed}, key=float))
+    return (
+        f"`{found[1][:40]}` is listed with {sizes} GB; another size: "
+        f"`--gpu {gpu.id} --memory {found[2]}GiB`"
     )
 
 
