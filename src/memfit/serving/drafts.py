@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memfit.model.modules import Attention, Latent, Layer, Model
+from memfit.serving.compressed import decoder_layer
+from memfit.serving.parts import Compressed
 from memfit.serving.weights import Rank, kept_names, layer_sizes
 
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
@@ -30,12 +32,15 @@ def draft_layers(model: Model, config: Mapping[str, Any]) -> tuple[Layer, ...]:
     kinds, order = (str(text.get(f"{name}hybrid_override_pattern") or "") for name in ("mtp_", ""))
     if kinds and set(kinds) <= set(order) and len(order) == len(model.layers):
         return tuple(model.layers[order.rindex(kind)] for kind in kinds) * count
+    if text.get("model_type") == "deepseek_v4":  # a window alone (vLLM 0.25.0 attention.py)
+        return (decoder_layer(text, 1, hashed=False),) * count
     last = next((one for one in reversed(model.layers) if attends(one)), None)
     return () if last is None else (last,) * count
 
 
 def attends(layer: Layer) -> bool:
-    return any(isinstance(block.mixer, (Attention, Latent)) for block in layer.blocks)
+    kinds = (Attention, Latent, Compressed)
+    return any(isinstance(block.mixer, kinds) for block in layer.blocks)
 
 
 def draft_sizes(layers: tuple[Layer, ...], model: Model, rank: Rank) -> Iterator[int]:

@@ -25,6 +25,7 @@ from memfit.model.modules import (
     MoE,
     Weight,
 )
+from memfit.serving.compressed import deepseek_v4
 from memfit.serving.hybrids import HYBRIDS
 from memfit.serving.more_models import MORE
 from memfit.serving.parts import (
@@ -220,6 +221,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     "deepseek_v32": indexed,
     "glm_moe_dsa": indexed,
     **HYBRIDS,
+    "deepseek_v4": deepseek_v4,
     **MORE,
 }
 

@@ -57,6 +57,29 @@ class Indexer(Module):
         return self.keys.outputs + self.keys.outputs // INDEX_BLOCK * 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compressed(Module):
+    """DeepSeek-V4's attention: the last `window` tokens as they are, and one entry for every
+    `ratio` tokens before, which an indexer of `index` values picks where it has any. `whole` lies
+    on every rank, `columns` and `out` are split, `plain` is never quantized; `tables` are bytes of
+    small parameters in fp32, those of the layer's four streams among them."""
+
+    heads: int
+    head: int
+    rope: int
+    window: int
+    ratio: int
+    index: int
+    whole: tuple[Linear, ...]
+    columns: tuple[Linear, ...]
+    out: Linear
+    plain: tuple[Linear, ...]
+    tables: int
+
+    def own(self) -> Iterator[Weight]:
+        yield Weight(name=f"{self.name}.tables", shape=(self.tables // 4,))
+
+
 def gated(width: int, inner: int, name: str = "mlp") -> MLP:
     return MLP(
         name=name,

@@ -40,12 +40,15 @@ class Scheme:
     nested: bool = False  # bitsandbytes' scales are quantized once more
     tiles: str = ""  # whose kernels lay out MXFP4 experts; empty: by the GPU alone
     named: tuple[tuple[str, Scheme], ...] = ()  # by name within a layer; all others stay in 16 bits
+    rest: bool = False  # others are stored as this one says
 
     def of(self, name: str) -> Scheme:
         """The scheme of one matrix, by its name within a layer."""
         if not self.named:
             return self
-        return next((one for known, one in self.named if known == name), PLAIN)
+        return next(
+            (one for known, one in self.named if known == name), self if self.rest else PLAIN
+        )
 
     def keeps(self, name: str) -> bool:
         """Whether the module `name` stays in 16 bits."""
@@ -219,7 +222,19 @@ def read_scheme(config: Any, name: str = "") -> Scheme | None:
         skip = () if found is None else found.skip + skipped(settings)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return None
-    return None if found is None else replace(found, name=method, skip=skip)
+    if found is None:
+        return None
+    found = replace(found, name=method, skip=skip)
+    return fp4_experts(found, settings) if config.get("expert_dtype") == "fp4" else found
+
+
+def fp4_experts(scheme: Scheme, settings: Mapping[str, Any]) -> Scheme:
+    """DeepSeek-V4: experts in MXFP4 or NVFP4 beside fp8, whatever `ignore` lists (vLLM 0.25.0
+    models/deepseek_v4/quant_config.py)."""
+    group = 16 if str(settings.get("moe_quant_algo")).upper() == "NVFP4" else 32
+    experts = Scheme(kind="fp4", bits=4, group=group)
+    named = (("ffn.up", experts), ("ffn.down", experts), ("lm_head", PLAIN))
+    return replace(scheme, named=named, rest=True, skip=())
 
 
 # What engines can quantize 16-bit weights to while they load them.

@@ -12,6 +12,7 @@ from memfit.model.modules import Model
 from memfit.model.quantized import settings_in
 from memfit.model.source import Source
 from memfit.serving.base import Subject
+from memfit.serving.compressed import is_compressed
 from memfit.serving.outline import outline
 
 
@@ -46,10 +47,14 @@ def structure(
     return made
 
 
-def known_model(subject: Subject) -> Model:
-    """The model, where memfit knows its type and its config is sound."""
+def known_model(subject: Subject, *, compressed: bool = False) -> Model:
+    """The model, where memfit knows its type and its config is sound. `compressed`: also one that
+    caches compressed entries."""
     if subject.model is None:
         raise reason(subject.config)
+    if is_compressed(subject.model) and not compressed:
+        message = f"compressed caches of `{subject.model.family}` are known for vLLM alone"
+        raise InputError.one(message, where="model", hint="use `--engine vllm`, version 0.25 or so")
     return subject.model
 
 

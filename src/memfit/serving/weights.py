@@ -17,7 +17,7 @@ from functools import lru_cache
 from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
-from memfit.serving.parts import Indexer, Recurrent
+from memfit.serving.parts import Compressed, Indexer, Recurrent
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
 from memfit.simulate.allocator import Allocator
 
@@ -66,7 +66,7 @@ def attention_heads(model: Model) -> int | None:
             block.mixer.heads
             for layer in model.layers
             for block in layer.blocks
-            if isinstance(block.mixer, (Attention, Latent))
+            if isinstance(block.mixer, (Attention, Latent, Compressed))
         ),
         None,
     )
@@ -212,6 +212,8 @@ def layer_sizes(layer: Layer, rank: Rank, kept: frozenset[str]) -> Iterator[int]
             yield from recurrent_sizes(mixer, rank, kept)
         elif isinstance(mixer, Indexer):
             yield from indexer_sizes(mixer, rank, kept)
+        elif isinstance(mixer, Compressed):
+            yield from compressed_sizes(mixer, rank, kept)
         else:
             alone = replace(rank, tensor=1) if rank.dense_whole else rank
             yield from mlp_sizes(mixer, alone, kept)
@@ -307,6 +309,17 @@ def indexer_sizes(mixer: Indexer, rank: Rank, kept: frozenset[str]) -> Iterator[
     yield from norm_sizes(mixer.key_norm, rank)
 
 
+def compressed_sizes(mixer: Compressed, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    for one in mixer.whole:
+        yield from stored(one.name, one.inputs, (one.outputs,), rank, kept)
+    for one in mixer.columns:
+        yield from stored(one.name, one.inputs, (one.outputs // rank.heads,), rank, kept)
+    out = mixer.out
+    yield from stored(out.name, out.inputs // rank.heads, (out.outputs,), rank, kept)
+    yield from (one.inputs * one.outputs * rank.width for one in mixer.plain)
+    yield mixer.tables
+
+
 def mlp_sizes(mixer: MLP, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
     up, down = mixer.up, mixer.down
     inner = down.inputs // rank.tensor
@@ -386,6 +399,8 @@ def rotary_tables(model: Model, rank: Rank) -> list[int]:
                 kinds.add((bool(mixer.window) and two_thetas(model), mixer.rotary))
             elif isinstance(mixer, Latent):
                 kinds.add((False, mixer.rope))
+            elif isinstance(mixer, Compressed):  # in fp32, and with a base of their own
+                kinds.add((mixer.ratio > 1, mixer.rope * 4 // rank.width))
     return [rank.positions * rotary * rank.width for _, rotary in sorted(kinds)]
 
 

@@ -13,6 +13,7 @@ from memfit.serving import separate_drafts
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.result import Pool, ServingAnswer
+from memfit.serving.vllm import compressed
 from memfit.serving.vllm.cache import Layout, layout
 from memfit.serving.vllm.graphs import counted, graph_bytes
 from memfit.serving.vllm.options import OPTIONS
@@ -84,6 +85,7 @@ class VLLM:
         draft = list(draft_sizes(setup.draft, setup.model, setup.rank))
         if setup.separate is not None:
             draft += separate_drafts.sizes(setup.separate, setup.model, setup.rank)
+        draft += compressed.buffers(setup)
         weights = rank_bytes(setup.model, setup.rank, reserved=rocm, more=draft)
         # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
         offloaded = min(weights, setup.offload)
@@ -91,7 +93,11 @@ class VLLM:
         activation = activations(setup)
         outside = non_torch(setup, device)
         graphs = graph_bytes(setup)
-        made = layout(layer_specs(setup), setup.rules, hybrid=setup.hybrid)
+        made = (
+            compressed.packed(setup)
+            if compressed.is_compressed(setup.model)
+            else layout(layer_specs(setup), setup.rules, hybrid=setup.hybrid)
+        )
         taken = weights + activation + outside + (graphs if counted(setup) else 0)
         sizes = Sizes(weights, activation, outside, graphs, taken, offloaded)
         if device is None:
@@ -101,6 +107,8 @@ class VLLM:
 
 def activations(setup: Setup) -> int:
     """The peak of the profiling run: of the encoder, or of the language model beside images."""
+    if compressed.is_compressed(setup.model):
+        return compressed.activations(setup)
     text = peak(
         setup.model,
         setup.rank,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from memfit.constants import fitted
+from memfit.serving.compressed import is_compressed
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import layers_of
 from memfit.units import MIB
@@ -25,6 +26,13 @@ LAYER: Annotated[
         "logs have 0.7 to 1.4 MiB, are left out",
     ),
 ] = int(0.22 * MIB)
+BREAKABLE: Annotated[
+    int,
+    fitted(
+        "bytes of one layer in one CUDA graph of vLLM's DeepSeek-V4, which breaks at attention",
+        "`Graph capturing finished … took 1.58 GiB`, 68 graphs, 44 layers: unseen-0115",
+    ),
+] = int(0.54 * MIB)
 SMALL, STEP, WIDE, WIDE_STEP = (1, 2, 4), 8, 256, 16
 
 
@@ -49,7 +57,8 @@ def captured(setup: Setup) -> int:
 def graph_bytes(setup: Setup) -> int:
     """Bytes of CUDA graphs, as vLLM estimates them."""
     layers = len(layers_of(setup.rank, setup.model)) + len(setup.draft)
-    return 0 if setup.eager else layers * captured(setup) * LAYER
+    each = BREAKABLE if is_compressed(setup.model) else LAYER
+    return 0 if setup.eager else layers * captured(setup) * each
 
 
 def counted(setup: Setup) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 from memfit.constants import fitted
 from memfit.serving.base import Question
 from memfit.serving.planned import OnRank, PlannedEngine
+from memfit.serving.subject import known_model
 from memfit.serving.vllm.engine import VLLM
 from memfit.serving.vllm.setup import set_up
 from memfit.serving.vllm.specs import cached_width
@@ -24,6 +25,7 @@ HOST_V0: Annotated[
 
 
 def on_rank(question: Question) -> OnRank:
+    known_model(question.subject)
     setup = set_up(question)
     return OnRank(
         model=setup.model,

@@ -97,7 +97,7 @@ def set_up(question: Question) -> Setup:
     problems: list[Problem] = []
     options, subject = question.options, question.subject
     rules = engine_rules(question)
-    model = known_model(subject)
+    model = known_model(subject, compressed=True)
     tensor, pipeline, copies = (int(options.get(f"{one}_parallel_size", 1)) for one in PARALLEL)
     gpus = tensor * pipeline * copies
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
@@ -217,7 +217,7 @@ def seen_images(
         width=width,
         rules=rules,
     )
-    return images(known_model(question.subject), question.subject.config, step)
+    return images(known_model(question.subject, compressed=True), question.subject.config, step)
 
 
 def count_problems(question: Question, gpus: int) -> list[Problem]:
