@@ -6,9 +6,11 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 
 from memfit.api.verbs import trace
+from memfit.cli.commands import commands
 from memfit.cli.trace import split
 from memfit.errors import InputError
 
@@ -46,6 +48,48 @@ def test_words_of_a_command() -> None:
     assert split(["--", "accelerate", "launch", "--config_file", "a.yaml"], {}).subject == ""
     written = ["--", "accelerate", "launch", "--config_file=a.yaml", "train.py", "--bf16"]
     assert split(written, {}).subject == "train.py"
+
+
+PASTED = {
+    "torchrun --nproc-per-node 4 train.py --bf16": ("train.py", "torchrun --nproc-per-node 4"),
+    "accelerate launch --config_file a.yaml train.py --batch 2": (
+        "train.py",
+        "accelerate launch --config_file a.yaml",
+    ),
+    "deepspeed --num_gpus=8 --module package.train --lr 1": (
+        "-m package.train",
+        "deepspeed --num_gpus=8",
+    ),
+    "python -u train.py model=gpt2": ("train.py", "python -u"),
+    "python3 train.py": ("train.py", ""),
+    "CUDA_VISIBLE_DEVICES=0 python -m package.train --lr 1": (
+        "-m package.train",
+        "CUDA_VISIBLE_DEVICES=0 python",
+    ),
+    "uv run train.py": ("train.py", "uv run"),
+    "env ls": ("-- ls", "env"),
+    "ls folder --all": ("-- ls", ""),  # an installed command with words of its own
+}
+
+
+@pytest.mark.parametrize("line", PASTED)
+def test_a_pasted_launcher_needs_no_dashes(line: str) -> None:
+    """Its options are its own, although memfit has some of the same names."""
+    typed = ["--gpu", "t4", *line.split()]
+    command = commands.get_command(click.Context(commands), "trace")
+    assert command is not None
+    with command.make_context("trace", typed) as context:
+        words = context.params["words"]
+    assert (words.subject, words.launcher) == PASTED[line]
+    assert words.ours == ["--gpu", "t4"]
+    behind = split(["--gpu", "t4", "--", *line.split()], {"--gpu": True})
+    assert words == behind
+
+
+def test_a_model_is_no_command() -> None:
+    for line in ("qwen3-0.6b --batch 2", "deepspeed", "ls --batch 2", "ls"):
+        words = split(line.split(), {"--batch": True})
+        assert (words.subject, words.launcher) == (line.split()[0], "")
 
 
 @pytest.mark.slow

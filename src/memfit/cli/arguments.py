@@ -18,6 +18,7 @@ from memfit.unrelated_options import is_switch, unrelated
 from memfit.words.options import Planning, Run, Studying, options
 
 HELP = ("--help", "--help-all", "-h")
+Stop = Callable[[str, Sequence[str]], bool]  # of a word and of those behind it
 LIKE = 0.65  # similarity below which no other option is offered
 
 
@@ -33,13 +34,13 @@ class Reader:
         self.problems: list[Problem] = []
         self.given: dict[str, tuple[tuple[str, str], str]] = {}  # option -> as typed, its value
 
-    def read(self, words: Sequence[str], stop: Callable[[str], bool]) -> list[str]:
+    def read(self, words: Sequence[str], stop: Stop) -> list[str]:
         """`words` in the options' own names; those from `--`, or from one that `stop` picks, stay
         as they are."""
         rest, found = list(words), list[str]()
         while rest:
             word = rest.pop(0)
-            if word == "--" or stop(word):
+            if word == "--" or stop(word, rest):
                 found += [word, *rest]
                 break
             if not word.startswith("-") or word == "-" or word[1:2].isdigit():
@@ -235,7 +236,7 @@ def read(
     words: Sequence[str],
     params: Sequence[click.Parameter],
     command: str,
-    stop: Callable[[str], bool] = lambda word: False,
+    stop: Stop = lambda word, rest: False,
 ) -> list[str]:
     """`words` as click is to read them, or an InputError with everything that is wrong."""
     return Reader(params, command).read(words, stop)

@@ -16,7 +16,7 @@ from memfit.cli.flags import complete_model, flag, judged, output
 from memfit.cli.help import EXAMPLES, Helpful, groups, write_examples
 from memfit.cli.routing import is_model
 from memfit.cli.run import columns, run_estimate, run_gpus, run_models, run_trace
-from memfit.cli.trace import FLAGS, HELP, TraceCommand
+from memfit.cli.trace import FLAGS, HELP, TraceCommand, begins_command
 from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.terminal import deliver
@@ -119,8 +119,10 @@ class Tracing(TraceCommand, Sections):
     """Both: words that may be a script's, and headings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        scripts = lambda word: word == "-m" or is_program(word)  # noqa: E731
-        ours = plain_words(self, ctx, args, "trace", scripts)
+        def program(word: str, rest: Sequence[str]) -> bool:
+            return word == "-m" or is_program(word) or begins_command(word, rest)
+
+        ours = plain_words(self, ctx, args, "trace", program)
         return TraceCommand.parse_args(self, ctx, ours)
 
 

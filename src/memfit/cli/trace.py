@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,8 @@ RUNNERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.comm
 PROGRAMS = (".py", ".ipynb")
 # Programs that start a script, and do nothing without one.
 STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "srun")
+WRAPPERS = ("env", "nohup", "time", "uv", "poetry", "pdm", "pipenv")  # a command follows them
+PYTHON = re.compile(r"python[0-9.]*$")
 
 
 class Words(NamedTuple):
@@ -43,7 +47,8 @@ class Words(NamedTuple):
 def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
     """`valued`: every flag of ours, and whether a value follows. Before a script all flags are
     ours, and behind it everything is its own, as behind `--`. A model may stand anywhere among
-    flags. `-m package.module` is a script as it is to Python."""
+    flags. `-m package.module` is a script as it is to Python, and a launcher begins a command as
+    it does behind `--`."""
     ours: list[str] = []
     arguments: list[str] = []
     subject, launcher, script = "", "", False
@@ -62,6 +67,10 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         if word == "-m" and not subject and rest:
             subject, script = f"-m {rest.pop(0)}", True
             continue
+        if not subject and begins_command(word, rest):
+            subject, launcher, own = launched([word, *rest])
+            arguments += own
+            break
         if word.startswith("-") and word != "-":
             ours.append(word)
             if valued.get(name) and "=" not in word and rest:
@@ -71,6 +80,18 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         else:
             subject, script = word, is_program(word)
     return Words(subject, ours, arguments, launcher)
+
+
+def begins_command(word: str, rest: Sequence[str]) -> bool:
+    """Whether a word that is no script and no option starts a program, as a shell would: a
+    launcher, Python, a variable, or a command that is installed and has a word behind it, which
+    no model has."""
+    if not rest or word.startswith("-") or is_program(word):
+        return False
+    name = Path(word).name
+    if name in (*STARTERS, *WRAPPERS) or PYTHON.match(name) or is_setting(word):
+        return True
+    return not rest[0].startswith("-") and name == word and shutil.which(word) is not None
 
 
 def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
@@ -253,4 +274,4 @@ script's.
 Exit code: 0 fits or may fit, 1 does not fit, 2 unusable input.
 """
 
-__all__ = ["FLAGS", "HELP", "Life", "TraceCommand", "Words", "split", "traced"]
+__all__ = ["FLAGS", "HELP", "Life", "TraceCommand", "Words", "begins_command", "split", "traced"]
