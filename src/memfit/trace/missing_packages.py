@@ -204,7 +204,7 @@ def needed() -> bool:
     """Whether the script itself imports it: libraries ask what is there, and go without."""
     frame: Any = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
-        if frame.f_code.co_filename.endswith("util.py"):
+        if frame.f_code.co_filename.endswith(("util.py", "util>")):  # frozen
             return False
         frame = frame.f_back
     name = frame.f_code.co_filename if frame is not None else ""

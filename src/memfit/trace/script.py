@@ -48,6 +48,7 @@ from memfit.trace import (
     synthetic_downloads,
     synthetic_processors,
     synthetic_tokenizers,
+    unused_packages,
     vision_tokens,
     zero,
 )
@@ -166,8 +167,9 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
             }
         )
     )
-    sys.meta_path.append(missing)
-    stack.callback(sys.meta_path.remove, missing)
+    for finder in (missing, unused_packages.Unused(recorder.note)):
+        sys.meta_path.append(finder)
+        stack.callback(sys.meta_path.remove, finder)
     stack.enter_context(imports.replaced(missing.writer()))
     stack.enter_context(autocast.emulated())
     stack.enter_context(follower.following())
