@@ -92,6 +92,25 @@ def test_a_model_is_no_command() -> None:
         assert (words.subject, words.launcher) == (line.split()[0], "")
 
 
+RANKED = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--local-rank", type=int)
+assert parser.parse_args().local_rank == torch.cuda.current_device() == 1
+# Whatever is no device means the current one, as in torch/_utils.py
+assert torch.cuda.get_device_name("cuda".index) == torch.cuda.get_device_name(0)
+torch.nn.Linear(64, 64).cuda()(torch.ones(8, 64).cuda()).sum().backward()
+"""
+
+
+def test_a_launcher_s_own_argument_is_the_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKED)
+    launcher = "python -m torch.distributed.launch --nproc-per-node=2"
+    found = trace(script, launcher=launcher, rank=1, steps=0)
+    assert found.strategy.ranks == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_deepspeed_starts_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,9 @@ class Ranks:
             self.start(local * int(config.min_nodes), local)
             if callable(entrypoint):
                 return {0: entrypoint(*args)}
-            run_words([entrypoint, *args], self)
+            here = str(self.rank % local)  # torch/distributed/elastic/utils/api.py `macros`
+            own = (one.replace("${local_rank}", here) for one in map(str, args))
+            run_words([entrypoint, *own], self)
             return {}
 
         def simple(module: ModuleType) -> list[Patch]:

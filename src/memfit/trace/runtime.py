@@ -97,7 +97,9 @@ def index_of(device: Any = None) -> int:
     if device is None:
         return cuda.HERE.index
     if not isinstance(device, int):
-        device = torch.device(device).index
+        # Anything else is the current one (torch/_utils.py `_get_device_index`)
+        named = isinstance(device, (str, TRUE_KIND))
+        device = torch.device(device).index if named else None
         device = cuda.HERE.index if device is None else device
     if device >= cuda.HERE.count:
         raise cuda.NoSuchDevice(device)
