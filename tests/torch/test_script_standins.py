@@ -6,7 +6,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -45,7 +45,8 @@ from transformers import AutoTokenizer, WhisperTokenizer
 whisper = "openai/whisper-tiny"
 spoken = WhisperTokenizer.from_pretrained(whisper, language="hindi", task="transcribe")
 spoken.set_prefix_tokens(language="french")
-assert AutoTokenizer.from_pretrained("roberta-base").model_max_length == 512
+roberta = AutoTokenizer.from_pretrained("roberta-base")
+assert (roberta.model_max_length, roberta.init_kwargs["name_or_path"]) == (512, "roberta-base")
 assert spoken.language == "french" and spoken("a word").input_ids
 assert torch.hub.list("pytorch/vision:main") == []
 float(load_dataset("someone/strange", split="train")[0]["story"])
@@ -139,6 +140,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 for name, tokens in (("Qwen/Qwen2.5-VL-3B-Instruct", 256), ("google/gemma-3-4b-it", 256),
+                     ("llava-hf/llava-1.5-7b-hf", 576),
                      ("HuggingFaceTB/SmolVLM-256M-Instruct", 17 * 64)):
     processor = AutoProcessor.from_pretrained(name)
     config = AutoConfig.from_pretrained(name)
@@ -158,6 +160,29 @@ for name, tokens in (("Qwen/Qwen2.5-VL-3B-Instruct", 256), ("google/gemma-3-4b-i
     model(**batch.to("cuda"), labels=batch["input_ids"].cuda()).loss.backward()
     optimizer.step()
 """
+
+
+class Crops:
+    size: ClassVar = {"shortest_edge": 224}
+    crop_size: ClassVar = {"height": 224, "width": 224}
+    do_center_crop = True
+
+
+def test_a_picture_s_tokens_are_counted_by_the_config(tmp_path: Path) -> None:
+    """LLaVA 1.5's processor_config.json: patches of 14, CLIP's token for the class, 336 pixels."""
+    transformers = pytest.importorskip("transformers")
+    vision = transformers.CLIPVisionConfig(patch_size=14, image_size=336)
+    assert vision_tokens.settings(transformers.LlavaConfig(vision_config=vision)) == {
+        "patch_size": 14,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
+    config = {"model_type": "llava", "vision_config": {"image_size": 336}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert synthetic_processors.size_of(Crops, str(tmp_path)) == {
+        "size": {"shortest_edge": 336},
+        "crop_size": {"height": 336, "width": 336},
+    }
 
 
 @pytest.mark.slow

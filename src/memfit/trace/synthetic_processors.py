@@ -20,14 +20,16 @@ KINDS = {  # module of transformers: the class that reads a file, and the method
 
 
 def size_of(cls: Any, name: Any) -> dict[str, Any]:
-    """The size of pictures that the model's config names, where the class has one for all or cuts
-    pictures into tiles of one size, four along a side at most."""
+    """The size of pictures that the model's config names, where the class has one for all, crops
+    them to one, or cuts them into tiles of one size, four along a side at most."""
     known = getattr(cls, "size", None)
     tiles = getattr(cls, "max_image_size", None)
     fixed = isinstance(known, dict) and set(known) == {"height", "width"}
     # Slow classes before transformers 5 say so in their arguments alone
     tiled = "max_image_size" in inspect.signature(cls.__init__).parameters
-    if not fixed and not tiled and not isinstance(tiles, dict):
+    cropped = isinstance(known, dict) and [*known] == ["shortest_edge"]
+    cropped = cropped and bool(getattr(cls, "crop_size", None)) and bool(cls.do_center_crop)
+    if not fixed and not tiled and not cropped and not isinstance(tiles, dict):
         return {}
     import transformers
 
@@ -37,6 +39,8 @@ def size_of(cls: Any, name: Any) -> dict[str, Any]:
         return {}
     if fixed:
         return {"size": {"height": size, "width": size}}
+    if cropped:
+        return {"size": {"shortest_edge": size}, "crop_size": {"height": size, "width": size}}
     return {"size": {"longest_edge": 4 * size}, "max_image_size": {"longest_edge": size}}
 
 

@@ -122,11 +122,13 @@ def made(name: str, given: dict[str, Any], recorder: Watcher) -> Any:
     )
     if seen:
         tokenizer.memfit_picture = vision_tokens.picture(whole)
+        tokenizer.memfit_settings = vision_tokens.settings(whole)
     if kind not in (BERT, CLIP, ROBERTA, T5):
         tokenizer.chat_template = CHAT
     types = ["token_type_ids"] if kind is BERT and config.model_type != "distilbert" else []
     tokenizer.model_input_names = ["input_ids", *types, "attention_mask"]
     tokenizer.name_or_path, tokenizer.memfit_template = name, tokenizer.chat_template
+    tokenizer.init_kwargs.setdefault("name_or_path", name)  # as `from_pretrained` leaves it
     message = f"the tokenizer of `{name}` was not found: each word is one token"
     recorder.note(f"tokenizer {name}", message)
     return tokenizer

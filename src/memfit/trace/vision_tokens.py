@@ -63,6 +63,18 @@ def picture(config: Any) -> tuple[str, int]:
     return KINDS[config.model_type][1], count
 
 
+def settings(config: Any) -> dict[str, Any]:
+    """What a processor of LLaVA's kind reads of its own file and its class leaves open
+    (transformers 5.23, models/llava/processing_llava.py): it counts a picture's tokens by the
+    patches of the vision tower, of which CLIP's has one more, for the class."""
+    vision = getattr(config, "vision_config", None)
+    return {
+        "patch_size": getattr(vision, "patch_size", None),
+        "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", None),
+        "num_additional_image_tokens": int("clip" in str(getattr(vision, "model_type", ""))),
+    }
+
+
 def placed(names: list[str], config: Any) -> list[str]:
     """A vocabulary, whose tokens for pictures have the numbers that the config gives them."""
     for name, token in tokens(config).items():
@@ -86,6 +98,9 @@ def changes() -> dict[str, Change]:
             true(self, *args, **given)
             tokenizer = getattr(self, "tokenizer", None)
             picture, count = getattr(tokenizer, "memfit_picture", ("", 0))
+            for name, value in getattr(tokenizer, "memfit_settings", {}).items():
+                if hasattr(self, name) and not getattr(self, name):
+                    setattr(self, name, value)
             if count and hasattr(self, "image_seq_len"):
                 self.image_seq_len = count
             if picture and getattr(self, "chat_template", None) is None:
@@ -96,4 +111,4 @@ def changes() -> dict[str, Change]:
     return {"transformers.processing_utils": processors}
 
 
-__all__ = ["changes", "picture", "placed", "tokens"]
+__all__ = ["changes", "picture", "placed", "settings", "tokens"]
