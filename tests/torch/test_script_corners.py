@@ -345,3 +345,10 @@ def test_a_script_that_stays_on_the_cpu_is_told(tmp_path: Path) -> None:
     script.write_text(ON_THE_CPU)
     found = trace(script, steps=1)
     assert [one.message for one in found.problems if "puts nothing on the GPU" in one.message]
+
+
+def test_how_a_script_ended_says_what_to_try() -> None:
+    asked = explain(SystemExit(2), "train.py", "").hint
+    failed = explain(SystemExit(1), "train.py", "").hint
+    assert "arguments" in asked
+    assert "--show-output" in failed

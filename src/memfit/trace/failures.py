@@ -52,6 +52,7 @@ UNKNOWN_TOKENIZER = "to build an AutoTokenizer"
 # By `requests`, urllib3, httpx and urllib
 DOWNLOADS = ("ConnectionError", "MaxRetryError", "ConnectError", "URLError", "NameResolutionError")
 HUBS = ("huggingface.co", "hf.co")  # whose clients have ways of their own
+SHOW = "`--show-output`, before the script, shows its traceback and what it printed"
 ANOTHER = "choose an environment with the version that the script was written for: `--python`"
 ELSEWHERE = "use a local folder, or run it once with a network to fill the cache"
 
@@ -69,7 +70,7 @@ def explain(bad: BaseException, script: str, where: str, archives: Sequence[str]
     return Problem(
         message=f"`{script}` failed with {type(bad).__name__}" + (f": {text}" if text else ""),
         where=where,
-        hint="`--show-output`, before the script, shows its traceback and what it printed",
+        hint=SHOW,
     )
 
 
@@ -234,10 +235,10 @@ def ended(bad: BaseException, script: str) -> Told:
         if isinstance(bad.code, int)
         else f"with `{str(bad.code)[:120]}`"
     )
-    return (
-        f"`{script}` ended {how} before its first training step",
-        "put its arguments after the script and memfit's options before it",
-    )
+    arguments = "put its arguments after the script and memfit's options before it"
+    # Parsers of arguments end with 2 (argparse, click); Hydra ends with 1 whatever has failed
+    failed = isinstance(bad.code, int) and bad.code not in (0, 2)
+    return f"`{script}` ended {how} before its first training step", SHOW if failed else arguments
 
 
 def asks(bad: BaseException, script: str) -> Told:
