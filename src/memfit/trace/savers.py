@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from memfit.trace import leftovers, lines, missing_weights
 from memfit.trace.imports import Patch
+from memfit.trace.missing_packages import Nothing
 from memfit.trace.refuse import CannotFollow, Watcher
 
 UPLOADS = (
@@ -193,6 +194,28 @@ def hub(module: ModuleType, recorder: Watcher) -> list[Patch]:
     return [*found, *whoami(module)]
 
 
+def repositories(module: ModuleType, recorder: Watcher) -> list[Patch]:
+    """For `huggingface_hub.repository`, up to 0.36: a clone that git and git-lfs would make."""
+
+    class Repository(Nothing):
+        def __init__(self, local_dir: Any, clone_from: Any = None, *_: Any, **__: Any) -> None:
+            self.local_dir = os.fspath(local_dir)
+            recorder.note("upload", "nothing is uploaded to the hub")
+            os.makedirs(self.local_dir, exist_ok=True)
+            if clone_from and not os.path.exists(os.path.join(self.local_dir, "config.json")):
+                clone(str(clone_from), self.local_dir)
+
+    return [(module, "Repository", Repository)]
+
+
+def clone(name: str, folder: str) -> None:
+    """The config of a model that is known; a new repository has none."""
+    import transformers
+
+    with contextlib.suppress(OSError, ValueError):
+        transformers.AutoConfig.from_pretrained(name).save_pretrained(folder)
+
+
 LOGINS = ("login", "notebook_login", "interpreter_login", "logout", "auth_switch")
 NOBODY = {"type": "user", "name": "user", "fullname": "user", "orgs": [], "auth": {}}
 
@@ -215,4 +238,4 @@ def whoami(module: ModuleType) -> list[Patch]:
     return [(module.HfApi, "whoami", answered), (module, "whoami", answered)]
 
 
-__all__ = ["hub", "logins", "patches", "pretrained", "safetensors"]
+__all__ = ["hub", "logins", "patches", "pretrained", "repositories", "safetensors"]

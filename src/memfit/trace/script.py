@@ -193,6 +193,7 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
         "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
+        "huggingface_hub.repository": lambda module: savers.repositories(module, recorder),
         "huggingface_hub._login": lambda module: savers.logins(module, recorder),
         "torch.utils.tensorboard.writer": savers.graphs,
         "tensorboardX.writer": savers.graphs,
