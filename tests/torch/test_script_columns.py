@@ -12,7 +12,8 @@ from memfit.trace.asked_columns import MARK, Columns, kind_of
 from memfit.trace.cuda import Device
 from memfit.trace.embedding_columns import completed, read_by
 from memfit.trace.refuse import Watcher
-from memfit.trace.synthetic_data import Source, rows
+from memfit.trace.synthetic_data import Source, entry, rows, spoken
+from memfit.trace.synthetic_tokenizers import table
 
 STEPS = """
 import torch
@@ -53,7 +54,8 @@ assert 100 < len(parts["train"]) < 200 and 10 < len(parts["test"]) < 20
 data = load_dataset("someone/streamed", split="train", streaming=True)
 assert len(next(iter(data))["question"].split()) == 32
 assert "gone" not in next(iter(data))
-data = data.skip(10).shuffle(buffer_size=10)
+data = data.skip(50_000).shuffle(buffer_size=10)
+assert next(iter(load_dataset("imdb", split="train", streaming=True).skip(50_000)))["text"]
 joined = data.map(
     lambda rows: {"n": [len(a + b) for a, b in zip(rows["question"], rows["response"])]},
     batched=True, remove_columns=["question", "response", "text", "label"])
@@ -218,3 +220,48 @@ def test_columns_that_nobody_knows_are_as_long_as_asked(name: str, kind: str) ->
     assert kind_of(name) == kind
     found = Source(500, 8, print).value(kind, 0)
     assert len(str(found).split()) > 400 or kind != "text"
+
+
+CLONED = """
+import json, os
+from huggingface_hub.repository import Repository
+from transformers import AutoConfig, AutoTokenizer
+repository = Repository("out", clone_from="codeparrot/codeparrot-small")
+repository.git_checkout("run-1", create_branch_ok=True)
+with repository.commit("one"):
+    pass
+repository.git_pull()
+assert AutoConfig.from_pretrained(repository.local_dir).vocab_size == 32768
+tokenizer = AutoTokenizer.from_pretrained(repository.local_dir)
+assert tokenizer.init_kwargs["name_or_path"] == "out"
+"""
+
+
+def test_clones_of_repositories_are_folders(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub.repository", reason="up to huggingface_hub 0.36")
+    script = tmp_path / "train.py"
+    script.write_text(CLONED + STEPS)
+    trace(script)
+
+
+def test_an_owner_names_columns_alike() -> None:
+    assert entry("SetFit/sst2", "") == "setfit/*"
+    assert entry("stanfordnlp/sst2", "") == "sst2"
+    assert entry("nyu-mll/glue", "sst2") == "glue/sst2"
+    assert set(table()["names"]["setfit/*"]) == {"text", "label", "label_text"}
+
+
+def test_a_configuration_names_languages() -> None:
+    columns = spoken({"id": "sentence", "translation": "translation"}, "Helsinki/opus_books en-it")
+    assert columns == {"id": "sentence", "translation": "translation it"}
+    assert set(Source(9, 8, print).value(columns["translation"], 0)) >= {"en", "it"}
+
+
+def test_both_answers_of_a_dialogue_follow_one_prompt() -> None:
+    source = Source(100, 8, print)
+    chosen, rejected = source.value("dialogue", 3), source.value("dialogue", 3)
+    prompts = [one[: one.rfind("Assistant:")] for one in (chosen, rejected)]
+    assert prompts[0] == prompts[1]
+    assert prompts[0].startswith("\n\nHuman: ")
+    assert chosen != rejected
+    assert len(chosen.split()) == 102

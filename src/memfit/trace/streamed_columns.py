@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from memfit.trace.asked_columns import Columns, by_user, marked
+from memfit.trace.asked_columns import ASSUMED, MARK, Columns, by_user, marked
 from memfit.trace.imports import Change, Patch
 
 
@@ -92,7 +92,7 @@ def grown(data: Any, kinds: dict[str, str], columns: Columns) -> Any:
 
 def methods(columns: Columns, module: ModuleType) -> list[Patch]:
     kind = module.IterableDataset
-    rows, remove = kind.__iter__, kind.remove_columns
+    rows, remove, skipped = kind.__iter__, kind.remove_columns, kind.skip
 
     def __iter__(self: Any) -> Iterator[Any]:
         found = rows(self)
@@ -101,8 +101,14 @@ def methods(columns: Columns, module: ModuleType) -> list[Patch]:
     def remove_columns(self: Any, names: Any) -> Any:
         return remove(self, present(self, names) if marked(self) else names)
 
+    def skip(self: Any, n: int) -> Any:
+        """A made-up stream has fewer rows than the true one, and they are alike."""
+        made = self._info.description in (MARK, ASSUMED)
+        return skipped(self, 0 if made else n)
+
     return [
         (kind, "__iter__", __iter__),
+        (kind, "skip", skip),
         (kind, "remove_columns", remove_columns),
         *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
         *(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import glob
 import importlib
+import itertools
 import json
 import random
 import re
@@ -31,6 +32,7 @@ from memfit.trace.synthetic_tokenizers import table
 ROWS = {"train": 2000}
 OTHERS = 200  # rows of every other split
 SHORT = 32  # words of a sentence
+LANGUAGES = ("en", "de", "fr", "ro")  # and those that a configuration names: `en-it`
 SECONDS = 10  # of a recording
 OBJECTS = 4  # in a picture
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
@@ -40,10 +42,10 @@ SPLITS = ("train", "validation", "test")
 
 
 def entry(path: str, name: str) -> str:
-    """The key of a data set, by its whole name or what is behind the owner."""
+    """The key of a data set, by its whole name, its owner or what is behind the owner."""
     known = table()["names"]
-    last = path.rpartition("/")[2]
-    for one in (f"{path}/{name}", f"{last}/{name}", path, last):
+    owner, _, last = path.rpartition("/")
+    for one in (f"{path}/{name}", path, f"{owner}/*", f"{last}/{name}", last):
         if one.lower() in known:
             return one.lower()
     return ""
@@ -72,6 +74,8 @@ class Source:
                 {"role": "user", "content": asked},
                 {"role": "assistant", "content": self.words(half)},
             ],
+            "dialogue": lambda: f"\n\nHuman: {asked}\n\nAssistant: {self.words(half)}",
+            "turns": lambda: [{"user": asked, "assistant": self.words(half)}],
             "prompt": lambda: [{"role": "user", "content": asked}],
             "answer": lambda: [{"role": "assistant", "content": self.words(half)}],
             "conversations": lambda: [
@@ -90,9 +94,11 @@ class Source:
             "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
             "replies": lambda: {"text": [self.words(self.tokens)], "score": [1]},
             "translation": lambda: {
-                one: self.words(min(SHORT, self.tokens)) for one in ("en", "de", "fr", "ro")
+                one: self.words(min(SHORT, self.tokens)) for one in (*LANGUAGES, *number.split())
             },
             "image": lambda: self.picture(number, "RGB"),
+            "imagelist": lambda: [self.picture(number, "RGB")],
+            "ratings": lambda: [5],
             "gray": lambda: self.picture(number, "L"),
             "audio": self.recording,
             "objects": lambda: {
@@ -172,7 +178,7 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
     """As `load_dataset` gives it: one split, or all of them by name."""
     datasets: Any = importlib.import_module("datasets")
     key = entry(path, name)
-    columns = table()["names"][key] if key else unknown()
+    columns = spoken(table()["names"][key] if key else unknown(), f"{path} {name}")
     splits = table()["splits"].get(key, SPLITS)
 
     def rows(word: str) -> Any:
@@ -200,6 +206,16 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         return [streamed(rows(one)) for one in split]
     parts = [rows(one) for one in str(split).split("+")]
     return streamed(parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts))
+
+
+def spoken(columns: dict[str, str], said: str) -> dict[str, str]:
+    """The columns, translations with the languages that a name or a configuration says."""
+    pairs = re.findall(r"(?<![a-z])([a-z]{2,3})[-_]([a-z]{2,3})(?![a-z])", said)
+    added = [one for one in dict.fromkeys(itertools.chain(*pairs)) if one not in LANGUAGES]
+    return {
+        one: " ".join((kind, *added)) if kind == "translation" else kind
+        for one, kind in columns.items()
+    }
 
 
 def unknown() -> dict[str, str]:
