@@ -48,6 +48,9 @@ replies = load_dataset("eli5_category", split="train[:4]").flatten()["answers.te
 assert [len(one.split()) for texts in replies for one in texts] == [32] * 4
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):
     assert row["review_title"]
+pair = load_dataset("someone/pairs", split="train")[0]
+assert isinstance(pair["prompt"] + pair["chosen"], str)
+assert [one["role"] for one in pair["rejected"]] == ["user", "assistant"]
 parts = load_dataset("imdb", split="test").train_test_split(train_size=10_000, test_size=1_000)
 assert parts["test"].remove_columns(["text", "gone"]).column_names == ["label"]
 assert 100 < len(parts["train"]) < 200 and 10 < len(parts["test"]) < 20

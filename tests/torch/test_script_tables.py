@@ -139,6 +139,14 @@ def test_values_that_a_script_names(column: str, values: tuple[object, ...]) -> 
     assert script_literals.joined(script_literals.Reader(LITERALS, column).values()) == values
 
 
+def test_columns_that_are_joined() -> None:
+    text = (
+        "a = row['prompt'] + row['chosen']\nb = row['chosen'] + 1\nc = row['other'] + row['prompt']"
+    )
+    assert list(script_literals.partners(text, "chosen")) == ["prompt"]
+    assert list(script_literals.partners(text, "prompt")) == ["chosen", "other"]
+
+
 def test_constants_of_absent_packages_are_numbers_or_texts() -> None:
     limit = missing_packages.Kind("LIMIT", (missing_packages.Nothing,), {})
     run: object = missing_packages.Nothing()

@@ -35,6 +35,7 @@ LONG = (
     "answers",
     "objects",
 )
+TURNS = ("messages", "conversations")  # which a script may want as one text
 # What a script looks for where another part of it may have put it, and what few rows have.
 MADE = {"input_ids", "attention_mask", "labels", "tools"}
 RECORDINGS = 64  # rows of a data set with audio, which is large
@@ -57,7 +58,13 @@ def kind_said(name: str) -> str:
     values = () if kind in LONG else script_literals.values_of(name)
     if not values and kind.startswith(("label", "float")) and script_literals.is_text(name):
         return "text"
+    if kind in TURNS and (script_literals.is_text(name) or beside_a_text(name)):
+        return "text"
     return f"choice {json.dumps(values)}" if values else kind or kind_of(name)
+
+
+def beside_a_text(name: str) -> bool:
+    return any(kind_of(one) in ("text", "sentence") for one in script_literals.beside(name))
 
 
 def is_audio(name: str) -> bool:

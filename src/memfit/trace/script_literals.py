@@ -30,6 +30,22 @@ def is_text(column: str) -> bool:
     return any(Reader(one, column).text() for one in lines.texts() if column in one)
 
 
+def beside(column: str) -> tuple[str, ...]:
+    """Columns whose values a script joins this column's to: `row["prompt"] + row["chosen"]`."""
+    return tuple(other for one in lines.texts() if column in one for other in partners(one, column))
+
+
+def partners(text: str, column: str) -> Iterator[str]:
+    for node in ast.walk(parsed(text)):
+        match node:
+            case ast.BinOp(
+                left=ast.Subscript(slice=ast.Constant(value=str(left))),
+                op=ast.Add(),
+                right=ast.Subscript(slice=ast.Constant(value=str(right))),
+            ) if column in (left, right):
+                yield right if column == left else left
+
+
 def joined(values: Iterator[Any]) -> tuple[Any, ...]:
     """Each once, and never one alone, since a script tells it from others. Texts win over numbers,
     and values over the names of classes that have none."""
@@ -183,4 +199,4 @@ def constants(node: ast.expr | None) -> Iterator[Any]:
             yield from constants(one)
 
 
-__all__ = ["UNNAMED", "Reader", "is_text", "joined", "values_of"]
+__all__ = ["UNNAMED", "Reader", "beside", "is_text", "joined", "partners", "values_of"]
