@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +56,8 @@ def kind_said(name: str) -> str:
     if lines.matches(rf"features\[[\"']{named}[\"']\]\.(names|num_classes|int2str|str2int)\b"):
         return kind if kind.startswith("label") else "label 16"
     values = () if kind in LONG else script_literals.values_of(name)
+    if kind in ("", "text", "sentence") and script_literals.is_number(name):
+        return "id" if kind == "sentence" else "float"
     if not values and kind.startswith(("label", "float")) and script_literals.is_text(name):
         return "text"
     if kind in TURNS and (script_literals.is_text(name) or beside_a_text(name)):
@@ -162,7 +164,28 @@ def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
                 raise KeyError(name)
             return columns.values(name, self.count)
 
+    class Keys(KeysView[str]):
+        """Asked by `in`, as the names of columns are."""
+
+        def __init__(self, found: Any) -> None:
+            super().__init__(found)
+            self.found = found
+
+        def __contains__(self, name: object) -> bool:
+            if name not in self.found and by_user() and isinstance(name, str):
+                self.found[name] = self.found[name]  # makes it
+            return name in self.found
+
     class Features(features):
+        def keys(self) -> Any:
+            return Keys(self)
+
+        def __contains__(self, name: object) -> bool:
+            there = super().__contains__(name)
+            if not there and by_user() and isinstance(name, str):
+                self[name] = self[name]  # makes it
+            return there or super().__contains__(name)
+
         def __missing__(self, name: str) -> Any:
             columns.grow(self.data, name)
             return self.data._info.features[name]

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from memfit.errors import Problem
-from memfit.trace import lines
+from memfit.trace import absent_paths, lines
 from memfit.trace.cuda import HERE, NoSuchDevice
 from memfit.trace.imports import ORIGINALS
 from memfit.trace.missing_weights import UNSIZED
@@ -225,6 +225,12 @@ def no_such_device(bad: BaseException, script: str) -> Told:
     )
 
 
+def no_path(bad: BaseException, script: str) -> Told:
+    path = absent_paths.asserted(bad)
+    hint = "put it there; a small one of the same shape will do"
+    return (f"`{script}` asserts that `{path}` exists, and it does not", hint) if path else None
+
+
 def ended(bad: BaseException, script: str) -> Told:
     if not isinstance(bad, SystemExit):
         return None
@@ -424,6 +430,7 @@ RULES: tuple[Callable[[BaseException, str], Told], ...] = (
     no_values,
     no_sizes,
     no_data,
+    no_path,
     no_file,
 )
 __all__ = ["explain"]

@@ -20,6 +20,7 @@ from memfit.trace.missing_weights import expected
 
 COUNT = 256  # files of a folder
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
+TABLES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
 RECORDINGS = (".wav", ".flac", ".mp3", ".ogg")
 # What scripts read such files by, where they do not say how the files end.
 READING = {
@@ -59,6 +60,8 @@ class Folders:
 
     def listed(self, folder: Any, pattern: str = "") -> list[str]:
         path = os.fsdecode(folder)
+        if pattern.lower().endswith(TABLES) and lacks(path):
+            return self.told(path, pattern)
         end = ending(pattern)
         if not end or not lacks(path):
             return []
@@ -72,6 +75,13 @@ class Folders:
             message = f"`{path}` was not found: {len(names)} {kind} are assumed in it"
             self.source.note(f"folder {path}", message)
         return names
+
+    def told(self, path: str, pattern: str) -> list[str]:
+        """A folder of texts or tables, whose files are read by those who have stand-ins."""
+        near_files.refuse_misspelled_folder(path)
+        message = f"`{path}` was not found: one file `{pattern}` is assumed in it"
+        self.source.note(f"folder {path}", message)
+        return [re.sub(r"[*?\[\]]+", "part-0", pattern)]
 
     def absent(self, path: Any, ends: tuple[str, ...]) -> bool:
         """Whether a file that is to be read needs a stand-in."""

@@ -249,6 +249,9 @@ def load(
     )
 
 
+DTYPES = ("dtype", "torch_dtype")
+
+
 def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The config, and the arguments that it did not take."""
     import copy
@@ -260,8 +263,10 @@ def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str
     if isinstance(config, base):
         return copy.deepcopy(config), given
     kind = getattr(cls, "config_class", None) or transformers.AutoConfig
+    # `auto` would take the place of the config's own dtype before transformers 5
+    own = {key: one for key, one in given.items() if key not in DTYPES or one != "auto"}
     found, rest = kind.from_pretrained(
-        name if config is None else config, return_unused_kwargs=True, **given
+        name if config is None else config, return_unused_kwargs=True, **own
     )
     return found, {
         **rest,
@@ -276,7 +281,7 @@ def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str
 def dtype_of(rest: dict[str, Any], config: Any, *, quantized: bool) -> Any:
     """`auto` is the checkpoint's own, which its config names. Without a word it was fp32 before
     transformers 5, fp16 where quantized."""
-    asked = [rest.pop(key, None) for key in ("dtype", "torch_dtype")]
+    asked = [rest.pop(key, None) for key in DTYPES]
     found = asked[0] if asked[0] is not None else asked[1]
     if found is None and TRANSFORMERS < (5, 0):
         found = torch.float16 if quantized else torch.float32

@@ -34,6 +34,7 @@ from memfit.trace import (
     launchers,
     launches,
     lines,
+    missing_files,
     missing_packages,
     missing_pictures,
     missing_weights,
@@ -133,6 +134,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
             + refuse.patches(recorder)
             + savers.patches(recorder)
             + missing_weights.patches(recorder)
+            + missing_files.patches(recorder)
             + data_moves.patches(recorder)
             + ranks.patches()
         )

@@ -15,6 +15,7 @@ UNNAMED = ("class 0", "class 1")  # where the dict is made from the column itsel
 NUMBERED = re.compile(r"(?:2|_to_)(?:id|ids|idx|index|int|num)$", re.IGNORECASE)
 OTHER = "another class"
 SAME = {"lower", "upper", "strip", "title", "item", "tolist", "unique", "astype"}
+REDUCED = {"max", "min", "mean", "median", "std", "sum"}
 LOOKING_UP = {"map", "replace"}
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -28,6 +29,11 @@ def values_of(column: str) -> tuple[Any, ...]:
 def is_text(column: str) -> bool:
     """Whether a script joins this column's values to a text, or splits them as one."""
     return any(Reader(one, column).text() for one in lines.texts() if column in one)
+
+
+def is_number(column: str) -> bool:
+    """Whether a script takes the largest, the mean … of this column's values."""
+    return any(Reader(one, column).number() for one in lines.texts() if column in one)
 
 
 def beside(column: str) -> tuple[str, ...]:
@@ -86,6 +92,14 @@ class Reader:
                         return True
                 case ast.Call(func=ast.Attribute(value=value, attr="split" | "strip" | "lower")):
                     if self.about(value, frozenset()):
+                        return True
+        return False
+
+    def number(self) -> bool:
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Subscript() as value, attr=name)):
+                    if name in REDUCED and self.about(value, frozenset()):
                         return True
         return False
 
@@ -199,4 +213,4 @@ def constants(node: ast.expr | None) -> Iterator[Any]:
             yield from constants(one)
 
 
-__all__ = ["UNNAMED", "Reader", "beside", "is_text", "joined", "partners", "values_of"]
+__all__ = ["UNNAMED", "Reader", "beside", "is_number", "is_text", "joined", "partners", "values_of"]
