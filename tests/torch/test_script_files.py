@@ -39,7 +39,9 @@ assert list(np.memmap("mine.bin", np.uint16, "r", 4, (2,))) == [2, 3]
 
 files = [str(one) for one in Path("corpora/pretrain").glob("*.txt")]
 assert glob("corpora/tuning/*.json")
-assert len(load_dataset("text", data_files=files)["train"]) == 2000
+texts = load_dataset("text", data_files=files)["train"]
+assert len(texts) == 2000 and texts.column_names == ["text"]
+classes = "num_labels"  # of which a file of texts has none
 features = load_dataset("someone/strange", split="train").features
 assert "utterance" in features.keys() and "reply" in features
 captions = pd.read_csv("captions.csv")

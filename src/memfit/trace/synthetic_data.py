@@ -178,7 +178,9 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
     """As `load_dataset` gives it: one split, or all of them by name."""
     datasets: Any = importlib.import_module("datasets")
     key = entry(path, name)
-    columns = spoken(table()["names"][key] if key else unknown(), f"{path} {name}")
+    lines_alone = not key and path.lower().endswith((".txt", ".text"))  # as the reader of texts
+    columns = {"text": "text"} if lines_alone else table()["names"][key] if key else unknown()
+    columns = spoken(columns, f"{path} {name}")
     splits = table()["splits"].get(key, SPLITS)
 
     def rows(word: str) -> Any:
@@ -189,7 +191,8 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         if any(kind == "audio" for kind in columns.values()):
             count = asked_columns.RECORDINGS
         made = source.rows(columns, min(count, 256) if images else count)
-        made._info.description = asked_columns.ASSUMED if key else asked_columns.MARK
+        known = bool(key) or lines_alone
+        made._info.description = asked_columns.ASSUMED if known else asked_columns.MARK
         return made.select(range(len(made))[slice_of(part, len(made))]) if part else made
 
     def streamed(one: Any) -> Any:
