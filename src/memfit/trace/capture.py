@@ -119,6 +119,13 @@ class Writer(Recorder):
             Call(name=name, where=where, inputs=before, outputs=made, attrs=attrs, sample=sample)
         )
 
+    def mark_leaf(self, made: Ref) -> None:
+        """Say of the call that made a tensor that the model's own code asks for its gradient."""
+        for call in reversed(self.run.log):
+            if isinstance(call, Call) and any(one.block == made.block for one in call.outputs):
+                call.attrs["leaf"] = True  # type: ignore[index]
+                return
+
     def refs(self, args: Any, kwargs: Any) -> tuple[Ref | None, ...]:
         found: list[Ref | None] = []
         for one in (*args, *kwargs.values()):
@@ -132,13 +139,16 @@ class Writer(Recorder):
         block = self.blocks.get(local(tensor).untyped_storage()._cdata)
         if block is None:
             return None
-        return Ref(
+        found = Ref(
             block.id,
             tuple(tensor.shape),
             tuple(tensor.stride()),
             tensor.storage_offset(),
             str(tensor.dtype)[6:],
         )
+        if self.writing and tensor.requires_grad and tensor.is_leaf:
+            self.mark_leaf(found)
+        return found
 
     def free(self, block: Block) -> None:
         if block.alive and self.writing and not self.inside:
@@ -272,8 +282,10 @@ def casting(writer: Writer, job: Job) -> Iterator[None]:
         yield
 
 
-def forward_of(config: Mapping[str, Any], job: Job) -> Run:
-    """One training forward of the class that transformers has for `config`."""
+def forward_of(config: Mapping[str, Any], job: Job, *, leaves: bool = False) -> Run:
+    """One training forward of the class that transformers has for `config`. `leaves`: as under
+    gradient checkpointing, where some code asks for gradients of what it makes; autograd then
+    keeps what follows, so such a run tells no lifetimes."""
     held: list[Writer] = []
 
     def perform(writer: Any, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
@@ -284,6 +296,8 @@ def forward_of(config: Mapping[str, Any], job: Job) -> Run:
             described_weights(writer, model)
             model.train()
             model.config.use_cache = False
+            if leaves:
+                ask_for_leaves(model)
             given = inputs.training(writer, model, job, plan, job.batch)
             described_inputs(writer, given)
             for parameter in model.parameters():
@@ -297,6 +311,15 @@ def forward_of(config: Mapping[str, Any], job: Job) -> Run:
 
     program.run(config, job, program.Options(recorder=Writer, perform=perform))
     return held[0].run
+
+
+def ask_for_leaves(model: Any) -> None:
+    """Modules that make tensors with gradients of their own under gradient checkpointing
+    (modeling_t5.py T5Attention.forward) do so while they are captured."""
+    for module in model.modules():
+        code = type(module).forward.__code__.co_names
+        if hasattr(module, "gradient_checkpointing") and "requires_grad" in code:
+            module.gradient_checkpointing = True
 
 
 def described_inputs(writer: Writer, given: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from memfit.model.config import Fields
 from memfit.model.families._captured import LATE
 from memfit.model.families._chains import CACHED, ENCODED, ChainRow, key_of
 from memfit.trace import samples
-from memfit.trace.capture import Run, forward_of
+from memfit.trace.capture import Call, Run, forward_of
 from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
 from memfit.trace.depth import by_depth
 from memfit.trace.graph_files import assumed, solved_shape
@@ -108,7 +108,9 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
             packing=not masked,
             target_seq=target if row.pairs else 0,
         )
-        runs.append(forward_of(config, job))
+        run = forward_of(config, job)
+        mark_made(run, config, job)
+        runs.append(run)
         found = {**row.dims(Fields(config)), "labels": labels, "batch": batch, "seq": seq}
         dims.append({**found, "target": target} if row.pairs else found)
     solver = Solver(dims)
@@ -137,6 +139,35 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
         graphs={name: with_rates(graph, row) for name, graph in graphs.items()},
         returned=returned_of(chains[0], kinds),
     )
+
+
+# What makes tensors of nothing but a size and a dtype.
+MADE = ("aten::zeros", "aten::ones", "aten::full")
+
+
+def mark_made(run: Run, config: Mapping[str, Any], job: Job) -> None:
+    """Mark the tensors whose dtype the model's own code takes from one that autocast has made
+    narrower, and those whose gradient it asks for under gradient checkpointing (modeling_t5.py
+    T5Attention.forward)."""
+    made = made_of_nothing(run)
+    if not made:
+        return
+    narrow = forward_of(config, job.replace(precision="autocast-bf16"))
+    leaves = forward_of(config, job, leaves=True)
+    runs = (made, made_of_nothing(narrow), made_of_nothing(leaves))
+    for one, under, leaf in zip(*runs, strict=True):
+        marks = {"narrow": True} if under.outputs[0].format == "bfloat16" else {}
+        marks |= {"leaf": True} if leaf.attrs.get("leaf") else {}
+        one.attrs.update(marks)  # type: ignore[attr-defined]
+
+
+def made_of_nothing(run: Run) -> list[Call]:
+    floats = ("float32", "bfloat16")
+    return [
+        one
+        for one in run.log
+        if isinstance(one, Call) and one.name in MADE and one.outputs[0].format in floats
+    ]
 
 
 def labelled(config: Mapping[str, Any], head: str, labels: int) -> dict[str, Any]:

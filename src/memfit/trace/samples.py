@@ -127,6 +127,7 @@ def wanted(graph: Graph, passing: frozenset[str] = ONLY_X) -> list[set[str]]:
                     found[number].add("".join("1" if one else "0" for one in mask))
                 for one in op.outputs:
                     made = op.name == "linear" or (looked_up and number in leaves)
+                    made = made or "leaf" in op.attrs
                     needs[one] = (any(mask) or made) and formats[one] in FLOATS
                     needs[one] = needs[one] and not op.attrs.get("no_grad")
                     needs[one] = needs[one] and not op.name.startswith(UNTOUCHED)
@@ -147,7 +148,7 @@ def trained_titles(graph: Graph, piece: Piece, given: frozenset[str]) -> set[str
         touched = any(
             not is_buffer(one) if isinstance(one, str) else one in needs for one in op.inputs
         )
-        if touched and not op.attrs.get("no_grad"):
+        if (touched or op.attrs.get("leaf")) and not op.attrs.get("no_grad"):
             needs |= {one for one in op.outputs if formats[one] in FLOATS}
     return {title for title, number in piece.left.items() if number in needs}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from memfit.formats import BOOL, FP32
 from memfit.lower import norms, ops, views
 from memfit.lower.captured.operators import linear as plain_linear
-from memfit.lower.captured.operators import operator, tensors
+from memfit.lower.captured.operators import operator, other, tensors
 from memfit.lower.captured.run import Frame, Step
 from memfit.lower.tensors import Tensor
 
@@ -43,6 +43,22 @@ def nll_loss(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tenso
     logs, labels = tensors(args)[:2]
     read = FP32 if frame.ctx.autocast is not None else None
     return ops.nll_loss(frame.ctx.r, logs, labels, read), Tensor((), FP32, None)
+
+
+@operator("zeros")
+def zeros(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """`narrow`: its dtype is that of what autocast made. `leaf`: the model's code asks for its
+    gradient where the model has checkpoints, so that attention makes one of its bias
+    (transformers 5.23 modeling_t5.py T5Attention.forward)."""
+    ctx, attrs = frame.ctx, step.op.attrs
+    if attrs.get("narrow") and ctx.autocast is not None:
+        out = ctx.r.tensor(step.outs[0].shape, ctx.autocast, "zeros")
+    else:
+        (out,) = other(step, args, frame)
+    out.needs = out.needs or (
+        bool(attrs.get("leaf")) and ctx.job.training and ctx.job.checkpointing != "none"
+    )
+    return (out,)
 
 
 def in_16_bits(args: list[Tensor | None], frame: Frame) -> list[Tensor]:
