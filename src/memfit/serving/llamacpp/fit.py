@@ -33,11 +33,33 @@ def fits(held: Buffers, machine: Machine, margin: int = 0) -> bool:
     )
 
 
-def works(model: GgufModel, settings: Settings, machine: Machine, margin: int = 0) -> bool:
-    """Whether these settings fit. Graphs take most of the time, and are left out where weights and
-    caches alone are too large."""
-    held = storage(model, settings, machine)
-    return fits(held.buffers, machine, margin) and fits(with_compute(held), machine, margin)
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The largest number for which the settings that it makes fit."""
+
+    model: GgufModel
+    machine: Machine
+    margin: int
+    made: Callable[[int], Settings]
+
+    def stored(self, number: int) -> bool:
+        """Whether weights and caches fit."""
+        held = storage(self.model, self.made(number), self.machine)
+        return fits(held.buffers, self.machine, self.margin)
+
+    def works(self, number: int) -> bool:
+        """Whether graphs, which take most of the time, fit beside them."""
+        held = storage(self.model, self.made(number), self.machine)
+        return fits(with_compute(held), self.machine, self.margin)
+
+    def largest(self, low: int, high: int) -> int:
+        """From `low` on; `low - 1` where none does. Graphs are tried near the number that weights
+        and caches allow, in growing steps down from it."""
+        most = bisected(low - 1, high, self.stored)
+        step, bad = 1, most + 1
+        while most >= low and not self.works(most):
+            bad, most, step = most, max(low, most - step) if most > low else low - 1, 2 * step
+        return most if most < low else bisected(most, bad - 1, self.works)
 
 
 def fitted(
@@ -60,10 +82,8 @@ def fitted(
     return Fitted(settings=settings, buffers=buffers(model, settings, machine))
 
 
-def largest(low: int, high: int, good: Callable[[int], bool]) -> int:
-    """The largest number from `low` on for which `good` holds; `low - 1` where none does."""
-    if not good(low):
-        return low - 1
+def bisected(low: int, high: int, good: Callable[[int], bool]) -> int:
+    """The largest number above `low` for which `good` holds, or `low`."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if good(middle) else (low, middle - 1)
@@ -76,11 +96,11 @@ def longest_context(
     """The most tokens that fit; 0 where not even the shortest context does."""
     most = most or settings.context
 
-    def good(steps: int) -> bool:
-        one = replace(settings, context=steps * STEP)
-        return works(model, one, machine, margin)
+    def made(steps: int) -> Settings:
+        return replace(settings, context=steps * STEP)
 
-    found = largest(SHORTEST // STEP, max(SHORTEST, most) // STEP, good)
+    search = Search(model=model, machine=machine, margin=margin, made=made)
+    found = search.largest(SHORTEST // STEP, max(SHORTEST, most) // STEP)
     return 0 if found * STEP < SHORTEST else found * STEP
 
 
@@ -88,11 +108,11 @@ def most_slots(model: GgufModel, settings: Settings, machine: Machine) -> int:
     """How many slots with this run's context each fit; 0 where not even one does."""
     each = settings.context // (1 if settings.unified else settings.parallel)
 
-    def good(slots: int) -> bool:
-        one = replace(settings, context=each * slots, parallel=slots, unified=False)
-        return works(model, one, machine)
+    def made(slots: int) -> Settings:
+        return replace(settings, context=each * slots, parallel=slots, unified=False)
 
-    return max(0, largest(1, MOST_SLOTS, good))
+    search = Search(model=model, machine=machine, margin=0, made=made)
+    return max(0, search.largest(1, MOST_SLOTS))
 
 
 MOST_SLOTS = 256  # LLAMA_MAX_SEQ
@@ -105,20 +125,20 @@ def offloaded(
     layers = model.number("block_count")
     if model.number("expert_count"):
 
-        def spared(gpu: int) -> bool:
-            one = replace(settings, cpu_moe=layers - gpu)
-            return works(model, one, machine, margin)
+        def spared(gpu: int) -> Settings:
+            return replace(settings, cpu_moe=layers - gpu)
 
-        on_gpu = largest(0, layers, spared)
+        search = Search(model=model, machine=machine, margin=margin, made=spared)
+        on_gpu = search.largest(0, layers)
         if on_gpu >= 0:
             return replace(settings, cpu_moe=layers - on_gpu)
         settings = replace(settings, cpu_moe=layers)
 
-    def good(count: int) -> bool:
-        one = replace(settings, gpu_layers=count)
-        return works(model, one, machine, margin)
+    def fewer(count: int) -> Settings:
+        return replace(settings, gpu_layers=count)
 
-    count = largest(0, layers + 1, good)
+    search = Search(model=model, machine=machine, margin=margin, made=fewer)
+    count = search.largest(0, layers + 1)
     return None if count < 0 else replace(settings, gpu_layers=count)
 
 
