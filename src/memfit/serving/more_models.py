@@ -1,4 +1,5 @@
-"""Outlines of more models that engines serve: Llama 4, DBRX, Hunyuan-MoE, Baichuan, Jais 2.
+"""Outlines of more models that engines serve: Llama 4, DBRX, Hunyuan-MoE, Baichuan, Jais 2,
+ERNIE 4.5 VL, MiMo-V2.
 
 Sizes are those of transformers 5.23 (modeling_llama4.py, modeling_dbrx.py, modeling_jais2.py) and
 of the code that ships with the checkpoints (modeling_hunyuan.py, modeling_baichuan.py).
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.model.modules import MLP, Attention, Layer, Linear, Model, MoE
-from memfit.serving.parts import decoder, gated, heads_of, layer, norm
+from memfit.model.modules import MLP, Attention, Block, Layer, Linear, Model, MoE
+from memfit.serving.parts import Uneven, decoder, gated, heads_of, layer, norm
 
 Config = Mapping[str, Any]
 
@@ -120,12 +121,100 @@ def jais2(config: Config) -> Model:
     return replace(model, final=(norm("model.norm", 2 * width),))
 
 
+def ernie_vl(config: Config) -> Model:
+    """ERNIE 4.5 VL: after the first layer a mixture for text, with shared experts, and a smaller
+    one for images (vLLM 0.24.0 ernie45_vl_moe.py)."""
+    width, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+    sizes, count = config["moe_intermediate_size"], config["moe_num_experts"]
+    number = int(count[0] if isinstance(count, list) else count)
+    shared = int(config.get("moe_num_shared_experts") or 0) * int(sizes[0])
+    both = [
+        MoE(
+            name=f"mlp.{name}",
+            experts=number,
+            active=int(config["moe_k"]),
+            inputs=width,
+            width=int(size),
+            correction_bias=True,
+            router_format="float32",
+            shared=gated(width, shared, "mlp.shared_experts") if shared and not index else None,
+        )
+        for index, (name, size) in enumerate(zip(("text_moe", "vision_moe"), sizes, strict=True))
+    ]
+    full = attention(config)
+    dense = layer(full, gated(width, inner), width)
+    mixed = layer(full, both[0], width)
+    mixed = Layer(blocks=(*mixed.blocks, Block(norm=None, mixer=both[1])))
+    layers = int(config["num_hidden_layers"])
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:  # as Baidu's own code has it
+        start = config["moe_layer_start_index"]
+        first = int(min(start) if isinstance(start, list) else start)
+        kinds = ["dense"] * first + ["sparse"] * (layers - first)
+    return decoder(config, [mixed if kind == "sparse" else dense for kind in kinds])
+
+
+def mimo_v2(config: Config) -> Model:
+    """MiMo-V2: windows with heads of their own and sinks, values smaller than keys, mixtures
+    without shared experts (vLLM 0.24.0 mimo_v2.py)."""
+    width = int(config["hidden_size"])
+    experts = MoE(
+        name="mlp",
+        experts=int(config["n_routed_experts"]),
+        active=int(config["num_experts_per_tok"]),
+        inputs=width,
+        width=int(config["moe_intermediate_size"]),
+        correction_bias=True,
+        router_format="float32",
+    )
+    dense = gated(width, int(config["intermediate_size"]))
+    near = replace(
+        uneven(config, "swa_"),
+        window=int(config["sliding_window_size"]),
+        sinks=bool(config.get("add_swa_attention_sink_bias")),
+    )
+    full = uneven(config, "")
+    made = {
+        (window, mixed): layer(near if window else full, experts if mixed else dense, width)
+        for window in (0, 1)
+        for mixed in (0, 1)
+    }
+    kinds = zip(config["hybrid_layer_pattern"], config["moe_layer_freq"], strict=True)
+    return decoder(config, [made[bool(window), bool(mixed)] for window, mixed in kinds])
+
+
+def uneven(config: Config, prefix: str) -> Uneven:
+    """Attention whose sizes have this prefix."""
+    heads, pairs, size, value = (
+        int(config[f"{prefix}{name}"])
+        for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+    )
+    width, name = int(config["hidden_size"]), "self_attn"
+    parts = (("q", heads * size), ("k", pairs * size), ("v", pairs * value))
+    return Uneven(
+        name=name,
+        heads=heads,
+        kv_heads=pairs,
+        head=size,
+        value=value,
+        project=tuple(
+            Linear(name=f"{name}.{one}_proj", inputs=width, outputs=outputs)
+            for one, outputs in parts
+        ),
+        out=Linear(name=f"{name}.o_proj", inputs=heads * value, outputs=width),
+        rotary=int(size * float(config.get("partial_rotary_factor") or 1)),
+    )
+
+
 MORE: dict[str, Callable[[Config], Model]] = {
     "llama4_text": llama4,
     "dbrx": dbrx,
     "hunyuan_v1_moe": hunyuan,
     "baichuan": baichuan,
     "jais2": jais2,
+    "ernie4_5_vl_moe_text": ernie_vl,
+    "ernie4_5_moe_vl": ernie_vl,
+    "mimo_v2_flash": mimo_v2,
 }
 
 __all__ = ["MORE"]

@@ -17,7 +17,7 @@ from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import KERNELS, Rates
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Block, Latent, Layer, Linear, Model, MoE
-from memfit.serving.parts import Indexer, Recurrent
+from memfit.serving.parts import Indexer, Recurrent, pair
 from memfit.serving.weights import (
     Rank,
     kept_names,
@@ -177,7 +177,7 @@ def attention_seconds(engine: Engine, known: Rates, mixer: object, step: Step) -
         state = (mixer.conv + 2 * mixer.state) * engine.rank.width // rank.heads
         return known.moved(2.0 * (step.decoding + (step.prompt > 0)) * state)
     if isinstance(mixer, Attention):
-        values = 2 * kv_heads(mixer.kv_heads, rank.heads) * mixer.head
+        values = kv_heads(mixer.kv_heads, rank.heads) * pair(mixer)
         heads, head, window = mixer.heads // rank.heads, mixer.head, mixer.window
     elif isinstance(mixer, Latent):
         values, heads, window = mixer.cached, mixer.heads // rank.heads, 0

@@ -58,6 +58,18 @@ class Indexer(Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Uneven(Attention):
+    """Attention whose values have another size than its keys."""
+
+    value: int
+
+
+def pair(mixer: Attention) -> int:
+    """Numbers of a key and its value in one head."""
+    return mixer.head + (mixer.value if isinstance(mixer, Uneven) else mixer.head)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compressed(Module):
     """DeepSeek-V4's attention: the last `window` tokens as they are, and one entry for every
     `ratio` tokens before, which an indexer of `index` values picks where it has any. `whole` lies

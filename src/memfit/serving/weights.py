@@ -17,7 +17,7 @@ from functools import lru_cache
 from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
-from memfit.serving.parts import Compressed, Indexer, Recurrent
+from memfit.serving.parts import Compressed, Indexer, Recurrent, pair
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
 from memfit.simulate.allocator import Allocator
 
@@ -253,7 +253,8 @@ def attention_sizes(mixer: Attention, rank: Rank, kept: frozenset[str]) -> Itera
     heads, pairs = mixer.heads // rank.heads, kv_heads(mixer.kv_heads, rank.heads)
     if len(mixer.project) == 3:
         gate = query.outputs // (mixer.heads * mixer.head)  # 2 where a gate comes with the queries
-        parts: tuple[int, ...] = (heads * mixer.head * gate, *(pairs * mixer.head,) * 2)
+        values = pairs * (pair(mixer) - mixer.head)
+        parts: tuple[int, ...] = (heads * mixer.head * gate, pairs * mixer.head, values)
     else:
         parts = ((heads + 2 * pairs) * mixer.head,)
     bias = any(one.bias for one in mixer.project)

@@ -8,7 +8,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.model.modules import Attention, Latent, Model
 from memfit.model.quantized import method, settings_in
-from memfit.serving.parts import Indexer, Recurrent
+from memfit.serving.parts import Indexer, Recurrent, pair
 from memfit.serving.weights import Rank, kv_heads, layers_of
 
 EIGHTH, FOURTH = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fn", "int8", "8"), ("int4", "4")
@@ -60,7 +60,7 @@ def cached(model: Model, rank: Rank, width: float) -> tuple[int, int]:
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
-                cell += 2 * kv_heads(mixer.kv_heads, rank.heads) * mixer.head * width
+                cell += kv_heads(mixer.kv_heads, rank.heads) * pair(mixer) * width
             elif isinstance(mixer, Latent):
                 cell += mixer.cached * width
             elif isinstance(mixer, Indexer):

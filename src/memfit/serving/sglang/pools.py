@@ -8,7 +8,7 @@ from __future__ import annotations
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent
 from memfit.serving.drafts import attends
-from memfit.serving.parts import Recurrent
+from memfit.serving.parts import Recurrent, pair
 from memfit.serving.separate_drafts import token_values
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads, layers_of
@@ -54,7 +54,7 @@ def cells(setup: Setup, *, stored: bool = False) -> tuple[int, int]:
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
-                values = 2 * kv_heads(mixer.kv_heads, setup.rank.heads) * mixer.head
+                values = kv_heads(mixer.kv_heads, setup.rank.heads) * pair(mixer)
                 if mixer.window and setup.windows:
                     sliding += number_bytes(setup, values)
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.model.modules import Attention, Latent
-from memfit.serving.parts import Indexer, Recurrent
+from memfit.serving.parts import Indexer, Recurrent, pair
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import kv_heads, layers_of
@@ -33,7 +33,7 @@ def layer_specs(setup: Setup) -> list[Spec]:
             mixer = block.mixer
             if isinstance(mixer, Attention):
                 heads = kv_heads(mixer.kv_heads, setup.rank.heads)
-                page = 2 * setup.block * heads * mixer.head * size
+                page = setup.block * heads * pair(mixer) * size
                 kind = "sliding" if mixer.window else "full"
                 found.append(
                     Spec(
