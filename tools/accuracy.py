@@ -81,12 +81,12 @@ SERVING = """\
 Published logs (`truth/data/serving.jsonl.gz`) against what `memfit estimate --engine` says, over
 rows of confidence high or medium that name the model and the GPU. Errors in per cent; `over 5 %
 more promised`: the share of logs in which the engine had less cache than memfit said, by more than
-5 %. Left out as evidence: four logs from which constants are taken (ROCm, CUDA graphs), and
-nine of one publisher's GPTQ files, whose group size was chosen by the weights that they log. Three
-readings use a row's own figures: where a name such as "A100" leaves the size open, the smallest
-card that holds the logged weights and cache is taken; Unsloth's number of sequences, where its log
-is not at hand, follows from the logged weights; and a log of vLLM without a version, whose tokens
-are those of blocks, is read as one of 0.19.
+5 %. Left out as evidence: 21 logs from which constants are taken (ROCm; what a CUDA graph takes),
+and nine of one publisher's GPTQ files, whose group size was chosen by the weights that they log.
+Three readings use a row's own figures: where a name such as "A100" leaves the size open, the
+smallest card that holds the logged weights and cache is taken; Unsloth's number of sequences, where
+its log is not at hand, follows from the logged weights; and a log of vLLM without a version, whose
+tokens are those of blocks, is read as one of 0.19.
 Rows of llama.cpp and its fork with one figure each are gathered by run; of these only the weights
 (`model_gib`, all devices) and the cache of the whole model are compared, since the placement of
 tensors is not printed. Files that publishers made by recipes of their own, under the name of one

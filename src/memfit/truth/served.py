@@ -40,6 +40,9 @@ FITTED = (
     *("vllm-0090", "vllm-0091", "vllm-0092", "vllm-0093", "vllm-0104"),
     *("vllm-0105", "vllm-0106", "vllm-0111"),
     *("vllm-0115", "vllm-0119", "vllm-0123", "vllm-0127"),
+    *("vllm-0024", "vllm-0029", "vllm-0036", "vllm-0048", "vllm-0049", "vllm-0085"),
+    *("vllm-0110", "vllm-0112", "vllm-0114", "vllm-0116", "vllm-0126", "vllm-0128"),
+    *("unseen-0033", "unseen-0051", "unseen-0115"),
 )
 # Figures that are compared, each with the keys under which rows have it; the first one counts.
 COMPARED: dict[str, tuple[str, ...]] = {
