@@ -70,7 +70,14 @@ PADDED = {"batch": 8, "packing": False, "clip": 1.0, "precision": "fp32"}
 TOKENS = 512
 ANSWER = 128  # tokens of a summary (transformers 5.23 run_summarization.py `max_target_length`)
 ENCODERS = frozenset(
-    {"classification", "token-classification", "question-answering", "masked-lm", "seq2seq-lm"}
+    {
+        "classification",
+        "token-classification",
+        "question-answering",
+        "masked-lm",
+        "seq2seq-lm",
+        "causal-lm",
+    }
 )
 TRAINERS: Mapping[str, Trainer] = {
     "trl": Trainer(
@@ -300,6 +307,8 @@ def suits(
     """Whether it trains this kind of model, with this head and these layouts."""
     architectures = config.get("architectures")
     named = architectures if isinstance(architectures, (list, tuple)) else ()
+    if trainer.classes and heads_of(config):
+        return False  # guides train encoders with transformers' own Trainer, whatever their head
     if not (layouts <= trainer.layouts and str(values.get("head", "auto")) in trainer.heads):
         return False
     if not trainer.classes:

@@ -67,6 +67,12 @@ def test_labels_of_a_language_model_are_refused() -> None:
     assert bad.value.problems[0].hint == "use `--head classification`, or remove `--labels`"
 
 
+def test_an_encoder_that_predicts_the_next_word_is_trained_by_the_trainer() -> None:
+    found = estimate(BERT, gpu="t4", head="causal-lm")
+    assert (found.source, found.job.seq, found.job.framework) == ("formula", 512, "transformers")
+    assert found.parameters.total == 109_514_298
+
+
 def test_a_decoder_answers_with_128_tokens() -> None:
     found = estimate("t5-base", gpu="rtx-3090")
     assert found.source == "formula"
@@ -127,7 +133,7 @@ def example(kind: str, **changes: Any) -> dict[str, Any]:
         ("bart", "BartForSequenceClassification"),
         ("t5", "T5EncoderModel"),
         ("bert", "BertForMultipleChoice"),
-        ("bert", "BertLMHeadModel"),
+        ("distilbert", "DistilBertForMultipleChoice"),
     ],
 )
 def test_a_class_without_graphs_is_not_answered_as_another(kind: str, name: str) -> None:

@@ -16,7 +16,7 @@ from memfit.graph import check
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import _rows, build, families
-from memfit.model.families._chains import CHAINS, ChainRow
+from memfit.model.families._chains import CAUSAL, CHAINS, ChainRow
 from memfit.model.heads import CLASSES
 from memfit.simulate.memory import memory
 from memfit.tape import check as legal
@@ -60,6 +60,8 @@ def unseen(row: ChainRow, head: str) -> dict[str, Any]:
     end = next(end for end, name in CLASSES.items() if name == head)
     labels = 2 if head == "question-answering" else 7
     deeper = {key: kept[key] + 2 for key in (row.depths or filter(None, (row.depth,)))}
+    if head == CAUSAL:
+        deeper["is_decoder"] = True
     return {
         **kept,
         **deeper,
@@ -99,6 +101,8 @@ def test_peaks_are_those_of_the_trace(name: str, head: str) -> None:
     cases = [CASES[place] for place in (0, 1, 3, 6)] if row.pairs else list(CASES)
     cases = [one for one in cases if row.checkpoints or "checkpointing" not in one]
     cases = [one for one in cases if one.get("precision", "bf16") not in row.refused]
+    if head == CAUSAL:  # an answer of several tokens is the trace's
+        cases = [one for one in cases if one.get("task") != "inference"]
     turn = (row.heads.index(head) + sorted(CHAINS).index(name)) % len(cases)
     pair = {"target_seq": 56} if row.pairs else {}
     for case in cases if WHOLE else [cases[turn]]:
@@ -107,11 +111,37 @@ def test_peaks_are_those_of_the_trace(name: str, head: str) -> None:
             case = {**case, "targets": TARGETS.get(name, own)}
         if head in ("token-classification", "question-answering") and "method" in case:
             case = {**case, "targets": first_linear(row, head)}
-        if head != "masked-lm" and case.get("method") == "qlora":
+        if head not in ("masked-lm", CAUSAL) and case.get("method") == "qlora":
             case = {**case, "quant_skip": "classifier,qa_outputs"}
+        if build(unseen(row, head)).graphs.caches:
+            case = {**case, "keep_outputs": False}
         job = Job(**{"optimizer": "adamw_fused", "head": head, **case, **pair})
         off = compared(unseen(row, head), job)
         assert abs(off) <= WORST, f"{off:+.2%} {case}"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "autocast-bf16"])
+def test_an_encoder_with_a_head_for_the_next_word_sees_all_words(precision: str) -> None:
+    """transformers warns, and runs it so, where `is_decoder` is not said."""
+    config = {**unseen(CHAINS["bert"], CAUSAL), "is_decoder": False}
+    job = Job(head=CAUSAL, batch=5, seq=96, packing=False, precision=precision)
+    assert abs(compared(config, job)) <= WORST
+    causal = build({**config, "is_decoder": True}).graphs.of("start", 5, True)
+    names = [op.name for op in build(config).graphs.of("start", 5, True).ops]
+    assert names != [op.name for op in causal.ops]
+
+
+def test_what_a_decoder_of_an_encoder_is_not_asked() -> None:
+    """Generation, and outputs with a cache: RemBERT makes one as it trains, BERT does not."""
+    job = Job(head=CAUSAL, batch=2, seq=64, keep_outputs=True)
+    estimate(build(unseen(CHAINS["bert"], CAUSAL)), job)
+    config = unseen(CHAINS["rembert"], CAUSAL)
+    with pytest.raises(InputError, match="`rembert` with a cache in the outputs"):
+        estimate(build(config), job)
+    with pytest.raises(InputError, match="no captured graph of `rembert` for generation"):
+        estimate(build(config), Job(task="inference", head=CAUSAL, seq=64))
+    with pytest.raises(InputError, match="`is_decoder` = true"):
+        build({**unseen(CHAINS["bert"], "masked-lm"), "is_decoder": True})
 
 
 def test_outputs_that_are_wide_already_are_kept_under_autocast() -> None:

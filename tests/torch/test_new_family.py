@@ -272,7 +272,7 @@ def test_a_head_that_runs_other_code_on_longer_sequences_is_left_out(bert: Subje
     with pytest.raises(InputError, match="tokens: it runs other operations"):
         lengths(subject, ())
     lengths(bert, ("max_position_embeddings",))
-    assert len(bert.before) == 4
+    assert len(bert.before) == 5
 
 
 def test_a_model_that_asks_for_more_than_ids_is_refused() -> None:

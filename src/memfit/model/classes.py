@@ -12,6 +12,8 @@ CLASSES = {
     "ForQuestionAnswering": "question-answering",
     "ForMaskedLM": "masked-lm",
     "ForConditionalGeneration": "seq2seq-lm",
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
 }
 OLD = {"WithLMHeadModel": "seq2seq-lm"}  # T5's name before transformers 3
 BARE = ("Model", "ForPreTraining")  # of checkpoints that any head is put on

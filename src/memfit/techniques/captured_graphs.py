@@ -104,12 +104,14 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield f"as `{job.framework}` runs it", "job.framework"
     if job.head not in ("auto", graphs.head):
         yield f"with a head of kind `{job.head}`", "job.head"
-    if not job.training and graphs.has("middle"):
+    if not job.training and (graphs.has("middle") or graphs.head == "causal-lm"):
         yield "for generation", "job.task"
     if job.precision in graphs.row.refused:
         yield f"in `{job.precision}`", "job.precision"
     if job.training and job.checkpointing != "none" and not graphs.row.checkpoints:
         yield "with gradient checkpointing", "job.checkpointing"
+    if job.keep_outputs and graphs.caches:
+        yield "with a cache in the outputs", "job.keep_outputs"
     if job.target_seq and not graphs.row.pairs:
         yield "with a decoder", "job.target_seq"
     if graphs.row.pairs and graphs.row.limited:  # a table ends there, or grows

@@ -282,10 +282,12 @@ def casting(writer: Writer, job: Job) -> Iterator[None]:
         yield
 
 
-def forward_of(config: Mapping[str, Any], job: Job, *, leaves: bool = False) -> Run:
-    """One training forward of the class that transformers has for `config`. `leaves`: as under
-    gradient checkpointing, where some code asks for gradients of what it makes; autograd then
-    keeps what follows, so such a run tells no lifetimes."""
+def forward_of(
+    config: Mapping[str, Any], job: Job, *, caching: bool = False, leaves: bool = False
+) -> Run:
+    """One training forward of the class that transformers has for `config`. `caching`: its config
+    asks for a cache. `leaves`: as under gradient checkpointing, where some code asks for gradients
+    of what it makes; autograd then keeps what follows, so such a run tells no lifetimes."""
     held: list[Writer] = []
 
     def perform(writer: Any, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
@@ -295,7 +297,7 @@ def forward_of(config: Mapping[str, Any], job: Job, *, leaves: bool = False) -> 
             writer.names = {id(module): name for name, module in model.named_modules()}
             described_weights(writer, model)
             model.train()
-            model.config.use_cache = False
+            model.config.use_cache = caching
             if leaves:
                 ask_for_leaves(model)
             given = inputs.training(writer, model, job, plan, job.batch)

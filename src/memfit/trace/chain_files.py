@@ -19,7 +19,15 @@ from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
 from memfit.model.families._captured import LATE
-from memfit.model.families._chains import CACHED, ENCODED, ChainRow, key_of
+from memfit.model.families._chains import (
+    CACHED,
+    CAUSAL,
+    DECODING,
+    ENCODED,
+    ChainRow,
+    key_of,
+    runs_of,
+)
 from memfit.trace import samples
 from memfit.trace.capture import Call, Run, forward_of
 from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
@@ -58,7 +66,7 @@ def written(row: ChainRow) -> dict[str, Any]:
     known: dict[str, int] = {}
     heads: dict[str, Any] = {}
     first: Setting | None = None
-    for head in row.heads:
+    for head, _ in runs_of(row):
         for masked, alone in ((False, False), (True, False), (False, True), (True, True)):
             found = setting(row, head, masked, alone)
             for name, graph in found.graphs.items():
@@ -70,6 +78,8 @@ def written(row: ChainRow) -> dict[str, Any]:
                 index[key_of(name, head, masked, alone)] = known[text]
             if head not in heads:
                 heads[head] = of_head(row, found, head)
+                if head == DECODING:
+                    heads[head]["caches"] = caches(row, found)
             heads[head].setdefault(f"inputs{'+mask' if masked else ''}", inputs_of(found))
             first = first or found
     assert first is not None
@@ -104,7 +114,7 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
             task="pretrain",
             batch=batch,
             seq=seq,
-            head=head,
+            head=dict(runs_of(row))[head],
             packing=not masked,
             target_seq=target if row.pairs else 0,
         )
@@ -171,7 +181,9 @@ def made_of_nothing(run: Run) -> list[Call]:
 
 
 def labelled(config: Mapping[str, Any], head: str, labels: int) -> dict[str, Any]:
-    """The config of a model that tells so many labels apart."""
+    """The config of a model with this head that tells so many labels apart."""
+    if head == DECODING:
+        config = {**config, "is_decoder": True}
     return {**config, LABELS: SPANS if head == "question-answering" else labels}
 
 
@@ -314,6 +326,14 @@ def of_head(row: ChainRow, found: Setting, head: str) -> dict[str, Any]:
     return data | {"weights": weights_of(found, growing(row, found, head))}
 
 
+def caches(row: ChainRow, found: Setting) -> bool:
+    """Whether the class makes a cache as it trains, where its config asks for one."""
+    batch, seq, _, labels = row.sizes[0]
+    job = Job(task="pretrain", batch=batch, seq=seq, head=CAUSAL, packing=True)
+    run = forward_of(labelled(row.examples[0], DECODING, labels), job, caching=True)
+    return len(run.log) != len(found.runs[0].log)  # keys and values are not let go
+
+
 def shared_weights(found: Setting) -> list[str]:
     """Tables that several operations read, whose gradients are summed."""
     reads: dict[str, int] = {}
@@ -343,7 +363,7 @@ def growing(row: ChainRow, found: Setting, head: str) -> Mapping[str, list[str |
         for one in found.runs[0].weights
         if not (one.buffer or any(one.name.startswith(f"{layer}.") for layer in found.kinds))
     ]
-    return by_depth(configs, row.depth, head, names, found.dims)
+    return by_depth(configs, row.depth, dict(runs_of(row))[head], names, found.dims)
 
 
 def weights_of(found: Setting, deeper: Mapping[str, list[str | int]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.classes import CLASSES
 from memfit.model.families import build
-from memfit.model.families._chains import ChainRow
+from memfit.model.families._chains import CAUSAL, ChainRow
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.trace import trace_config
@@ -82,8 +82,18 @@ def fault(config: Mapping[str, Any], job: Job) -> str:
 
 
 def head_fault(row: ChainRow, sizes: Mapping[str, int], head: str) -> str:
-    """What is wrong with one head of a family."""
+    """What is wrong with one head of a family; with a language model's, as an encoder and as a
+    decoder."""
     config = unseen(row, sizes, head)
+    found = config_fault(row, config, head)
+    if found or head != CAUSAL:
+        return found
+    return config_fault(row, {**config, "is_decoder": True}, head)
+
+
+def config_fault(row: ChainRow, config: Mapping[str, Any], head: str) -> str:
+    """What is wrong with the answers to one config. Generation is not compared, for it has no
+    formula."""
     name = unlike_parameters(config, head)
     if name:
         return f"`{name}` is not as in transformers"
@@ -92,11 +102,13 @@ def head_fault(row: ChainRow, sizes: Mapping[str, int], head: str) -> str:
     for place, case in enumerate(CASES):
         if case.get("checkpointing") and not row.checkpoints:
             continue
-        if row.pairs and case.get("task") == "inference":
+        if case.get("task") == "inference" and (row.pairs or head == CAUSAL):
             continue  # generation has no graphs yet
         given = {**case, **pair, "optimizer": "adamw_fused", "precision": free[place % len(free)]}
         if "method" in case:
             given["targets"] = first_linear(build(config))
+        if build(config).graphs.caches:
+            given.pop("keep_outputs", None)
         found = fault(config, Job(head=head, **given))
         if found:
             words = ", ".join(f"{key} {value}" for key, value in given.items())

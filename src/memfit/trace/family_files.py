@@ -10,6 +10,7 @@ from typing import Any
 
 from memfit.graph.solve import Unsolved
 from memfit.model.families import _captured, _chains, forget
+from memfit.model.families._chains import runs_of
 from memfit.model.families._rows import row_of
 from memfit.trace.chain_files import chain_file, setting
 from memfit.trace.composite_files import composed, made_composite
@@ -67,8 +68,10 @@ def capturable(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for kinds in (["layer"], ["first", "layer"]):
         left_out = {}
         for head in data["heads"]:
+            row = row_of({**data, "kinds": kinds, "heads": [head]})
             try:
-                setting(row_of({**data, "kinds": kinds}), head, masked=False, alone=False)
+                for run, _ in runs_of(row):
+                    setting(row, run, masked=False, alone=False)
             except (Refused, Unsolved) as bad:
                 left_out[head] = str(bad)
         if len(left_out) < len(data["heads"]):

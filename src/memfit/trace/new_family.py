@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.model.families._chains import CAUSAL
 from memfit.trace import classes
 from memfit.trace.family_sizes import WIDE, columns, proposed
 from memfit.trace.graph_files import SILENT
@@ -260,7 +261,8 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
     given = dict(zip(named, RATES, strict=False))
     runs: dict[str, Seen] = {}
     pair = (PAIR,) if subject.stacks else ()
-    for head in (*pair, *classes.SILENT[1:], *classes.SILENT[:1]):
+    decodes = (CAUSAL,) if "is_decoder" in subject.whole and not subject.stacks else ()
+    for head in (*pair, *classes.SILENT[1:], *classes.SILENT[:1], *decodes):
         if classes.builder(head, configuration(subject.config(), None)) is None:
             continue
         found = seen(subject.config(**given), head)

@@ -29,6 +29,8 @@ from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
 CACHED = "cached_"  # begins the names of keys and values in a layer's graph
 ENCODED = "encoded"  # the encoder's result, where nothing stands between it and the decoder
 LAYERS = "layers"  # the dimension that counts them
+CAUSAL = "causal-lm"
+DECODING = "causal-lm-decoder"  # the same class where `is_decoder` is true: its mask is causal
 ENDLESS = 2**40  # positions of a model that looks at distances
 # What PEFT trains whole beside adapters (peft 0.21 peft_model.py
 # PeftModelForSequenceClassification, -TokenClassification, -QuestionAnswering).
@@ -74,10 +76,12 @@ class ChainRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainGraphs:
-    """The graphs of one model and head with the model's dimensions and dropout rates."""
+    """The graphs of one model and head with the model's dimensions and dropout rates. `run` is the
+    name of the head in the file."""
 
     row: ChainRow
     head: str
+    run: str
     data: Mapping[str, Any]
     dims: Mapping[str, int]
     rates: Mapping[str, float]
@@ -91,17 +95,22 @@ class ChainGraphs:
     @property
     def returned(self) -> tuple[str, ...]:
         """What the model returns beside the loss."""
-        return tuple(self.data["heads"][self.head]["returned"])
+        return tuple(self.data["heads"][self.run]["returned"])
 
     @property
     def shared(self) -> tuple[str, ...]:
         """Weights that several operations read."""
-        return tuple(self.data["heads"][self.head]["shared"])
+        return tuple(self.data["heads"][self.run]["shared"])
 
     @property
     def history(self) -> bool:
         """Whether every layer's result is kept until the last one has run."""
-        return bool(self.data["heads"][self.head].get("history", False))
+        return bool(self.data["heads"][self.run].get("history", False))
+
+    @property
+    def caches(self) -> bool:
+        """Whether the class makes a cache as it trains, which its outputs then hold."""
+        return bool(self.data["heads"][self.run].get("caches", False))
 
     @property
     def graphs(self) -> Mapping[str, Graph]:
@@ -109,26 +118,32 @@ class ChainGraphs:
         return {
             key: graphs_of(self.row.name)[number]
             for key, number in self.data["index"].items()
-            if key.split("/")[1] == self.head
+            if key.split("/")[1] == self.run
         }
 
     def of(self, name: str, batch: int, masked: bool) -> Graph:
-        key = key_of(name, self.head, masked, batch == 1)
+        key = key_of(name, self.run, masked, batch == 1)
         number: int = self.data["index"][key]
         return graphs_of(self.row.name)[number]
 
     def has(self, name: str) -> bool:
-        return key_of(name, self.head, False, False) in self.data["index"]
+        return key_of(name, self.run, False, False) in self.data["index"]
 
     def inputs(self, masked: bool) -> tuple[tuple[str, tuple[str | int, ...], str], ...]:
         """Name, shape and format of what the model is given, in the order in which it is made."""
-        rows = self.data["heads"][self.head]["inputs+mask" if masked else "inputs"]
+        rows = self.data["heads"][self.run]["inputs+mask" if masked else "inputs"]
         return tuple((name, tuple(shape), format) for name, shape, format in rows)
 
     def whole(self, batch: int, seq: int, target: int) -> Dims:
         """All dimensions of a pass."""
         sizes = {**self.dims, "batch": batch, "seq": seq, "target": target or seq}
         return completed(sizes, self.row.derived)
+
+
+def runs_of(row: ChainRow) -> tuple[tuple[str, str], ...]:
+    """The names of a row's heads in its file, each with the head."""
+    more = ((DECODING, CAUSAL),) if CAUSAL in row.heads else ()
+    return (*((head, head) for head in row.heads), *more)
 
 
 def key_of(name: str, head: str, masked: bool, alone: bool) -> str:
@@ -177,11 +192,12 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     labels = labels_of(fields)
     classes(fields)
     head = named_head(fields.config, row.heads) or row.heads[0]
+    run, data = run_of(head, fields, data)
     rates = rates_of(row, fields)
     positions = fields.count(row.positions, default=512, high=2**40)
     dtype = fields.dtype()
     tied = fields.flag("tie_word_embeddings", default=row.tied)
-    if data["heads"][head]["head"] and row.unties and tied is not row.tied:
+    if data["heads"][run]["head"] and row.unties and tied is not row.tied:
         message = f"no captured graph of `{row.name}` with {'a tied' if tied else 'an untied'} head"
         fields.blame("tie_word_embeddings", message, TRACE)
     unlike(row, fields, data, dims)
@@ -195,7 +211,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
             hint=TRACE,
         )
     dims = {**data["constants"], **dims, "labels": labels, LAYERS: len(kinds)}
-    weights = data["heads"][head]["weights"]
+    weights = data["heads"][run]["weights"]
     parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
     layers = {
         kind: Layer(captured=Captured(name="", graph=kind, parts=some))
@@ -215,7 +231,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         width=dims.get("hidden_size", 1),
         embed=(start[0], Captured(name="", graph="start", parts=start[1:])),
         final=(Captured(name="", graph="final", parts=final),),
-        head=head_linear(data["heads"][head], (*start, *final), dims),
+        head=head_linear(data["heads"][run], (*start, *final), dims),
         positions=positions - row.before if row.limited else ENDLESS,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
@@ -224,12 +240,20 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         graphs=ChainGraphs(
             row=row,
             head=head,
+            run=run,
             data=data,
             dims=dims,
             rates=rates,
             unknown=unknown_class(fields.config, row.heads),
         ),
     )
+
+
+def run_of(head: str, fields: Fields, data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The head's name in the file, and the file with what is assumed of this head."""
+    if head != CAUSAL or not fields.flag("is_decoder", default=False):
+        return head, data
+    return DECODING, {**data, "assumed": {**data["assumed"], "is_decoder": True}}
 
 
 def paths_of(kinds: Sequence[str], lists: Mapping[str, str]) -> tuple[str, ...]:
@@ -262,4 +286,4 @@ def head_linear(data: Mapping[str, Any], parts: Sequence[Module], dims: Dims) ->
     return Linear(name=data["head"], inputs=inputs, outputs=outputs)
 
 
-__all__ = ["CHAINS", "ChainGraphs", "ChainRow", "Loose", "chained", "key_of"]
+__all__ = ["CHAINS", "ChainGraphs", "ChainRow", "Loose", "chained", "key_of", "runs_of"]

@@ -19,6 +19,9 @@ RATES: dict[str, float | str] = {
     "attention_probs_dropout_prob": 0.1,
     "classifier_dropout": "hidden_dropout_prob",
 }
+LABELS = ("classification", "token-classification", "question-answering")
+SILENT = (*LABELS, "masked-lm")
+HEADS = (*SILENT, "causal-lm")
 BASE = {
     "model_type": "bert",
     "num_hidden_layers": 3,
@@ -44,7 +47,7 @@ ROW = ChainRow(
     dims=dims,
     kinds=kinds,
     examples=variants(BASE, SIZES),
-    heads=("classification", "token-classification", "question-answering", "masked-lm"),
+    heads=HEADS,
     rates=RATES,
     defaults={"type_vocab_size": 2, "max_position_embeddings": 512},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, variants
 from memfit.model.families._chains import ChainRow, chained
-from memfit.model.families.bert import BASE, RATES, SIZES, kinds
+from memfit.model.families.bert import BASE, HEADS, RATES, SIZES, kinds
 from memfit.model.families.bert import dims as of_bert
 
 NARROW = (72, 136, 184)
@@ -24,7 +24,7 @@ def row(name: str, widths: tuple[int, ...]) -> ChainRow:
         dims=dims,
         kinds=kinds,
         examples=variants(base, {**SIZES, "embedding_size": widths}),
-        heads=("classification", "token-classification", "question-answering", "masked-lm"),
+        heads=HEADS,
         rates=RATES,
         defaults={"type_vocab_size": 2, "max_position_embeddings": 512},
         silent=("embedding_size", "summary_last_dropout"),

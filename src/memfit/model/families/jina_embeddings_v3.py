@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from memfit.model.families._captured import variants
 from memfit.model.families._chains import chained
-from memfit.model.families.bert import BASE, ROW, SIZES
+from memfit.model.families.bert import BASE, ROW, SILENT, SIZES
 
 chained(
     replace(
         ROW,
+        heads=SILENT,
         name="jina_embeddings_v3",
         examples=variants({**BASE, "model_type": "jina_embeddings_v3", "pad_token_id": 1}, SIZES),
         defaults={"type_vocab_size": 1, "max_position_embeddings": 8194},

@@ -7,7 +7,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, each, ratio, variants
 from memfit.model.families._chains import chained
-from memfit.model.families.bert import BASE, RATES, ROW, SIZES
+from memfit.model.families.bert import BASE, RATES, ROW, SILENT, SIZES
 
 UNREAD = ("classifier_dropout",)
 OWN = {key: rate for key, rate in RATES.items() if key not in UNREAD}
@@ -24,6 +24,7 @@ def dims(fields: Fields) -> Dims:
 chained(
     replace(
         ROW,
+        heads=SILENT,
         name="mpnet",
         dims=dims,
         examples=variants({**KEPT, "model_type": "mpnet", "pad_token_id": 1}, NAMES),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from memfit.model.families._captured import variants
 from memfit.model.families._chains import ChainRow, chained
-from memfit.model.families.bert import BASE, RATES, SIZES, dims, kinds
+from memfit.model.families.bert import BASE, HEADS, RATES, SIZES, dims, kinds
 
-HEADS = ("classification", "token-classification", "question-answering", "masked-lm")
-LABELS = HEADS[:-1]
 DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
 
 
