@@ -14,6 +14,7 @@ from memfit.model.families import Family, build, find
 from memfit.model.label_heads import LABELLED, with_labels
 from memfit.model.modules import Model
 
+CAUSAL = "causal-lm"
 BASE = "masked-lm"  # what checkpoints are pre-trained with, and published as
 
 
@@ -85,11 +86,13 @@ def decoder_with_head(model: Model, head: str, labels: int) -> Model:
     own = "auto" if model.labelled is None else model.labelled.task
     if (head in ("auto", own) and not labels) or model.stored:
         return model
+    known = family_of(model.config)
+    if known is not None and known.alone is not None and head == CAUSAL not in model.heads:
+        return replace(known.alone(model), config=model.config)
     named = label_head(model.config, own if head == "auto" else head)
     if model.labelled is not None and head not in ("auto", own):
         bare = {key: one for key, one in model.config.items() if key != "architectures"}
         model = replace(build(bare, name=model.name, origin=model.origin), config=model.config)
-    known = family_of(model.config)
     row = next((one for one in known.label_heads if one.head == named), None) if known else None
     if row is None:
         return model

@@ -20,8 +20,9 @@ FUSED = (
 )
 
 
-# Classes without `base_model_prefix` (transformers 5.23 modeling_llama4.py)
-OWN_BASE = frozenset({"llama4"})
+# Classes without `base_model_prefix`, or with one that names no module of theirs (transformers 5.23
+# modeling_llama4.py, modeling_mllama.py)
+OWN_BASE = frozenset({"llama4", "llama4_text", "mllama_text_model"})
 LARGEST = 2**28  # tokens of a step, each of which would be walked in tiles
 
 

@@ -20,6 +20,7 @@ from memfit.model.modules import Model
 from memfit.registry import nearest
 
 Build = Callable[[Fields], Model]
+Alone = Callable[[Model], Model]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +28,8 @@ class Family:
     """`example` is a small config of every kind the family knows, used by the conformance tests.
     `brought`: whose code came with its checkpoints, and is not transformers'. `graphs`: it runs by
     captured graphs, which answer fewer jobs. `heads`: those of `job.head` that an encoder has, the
-    usual one for training first. `label_heads`: a decoder's heads of labels."""
+    usual one for training first. `label_heads`: a decoder's heads of labels. `alone` gives the
+    language model of a composite, which is another class of transformers."""
 
     name: str
     model_types: tuple[str, ...]
@@ -37,6 +39,7 @@ class Family:
     graphs: bool = False
     heads: tuple[str, ...] = ()
     label_heads: tuple[LabelRow, ...] = ()
+    alone: Alone | None = None
 
 
 _FAMILIES: dict[str, Family] = {}
@@ -49,6 +52,7 @@ def family(
     graphs: bool = False,
     heads: tuple[str, ...] = (),
     label_heads: tuple[LabelRow, ...] = (),
+    alone: Alone | None = None,
 ) -> Callable[[Build], Build]:
     """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
 
@@ -62,6 +66,7 @@ def family(
             graphs=graphs,
             heads=heads,
             label_heads=label_heads,
+            alone=alone,
         )
         for model_type in model_types:
             if model_type in _FAMILIES:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
 from memfit.model.config import Fields
-from memfit.model.families import family
+from memfit.model.families import Alone, family
 from memfit.model.families._graph_files import read_graphs, stored_settings
 from memfit.model.families._towers import Tower
 from memfit.model.label_heads import LabelRow
@@ -90,6 +90,7 @@ class Row:
     own_positions: bool = False  # as of `Model`
     scaled: bool = False  # logits are divided by a number
     softcap: str = ""  # the field whose number bounds logits, where it is given
+    heads: tuple[str, ...] = ()  # of a class with a tower that has several
     label_heads: tuple[LabelRow, ...] = ()  # as of `Family`
 
 
@@ -162,9 +163,13 @@ def bounded(derived: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
 ROWS: dict[str, Row] = {}
 
 
-def captured(*rows: Row, choose: Callable[[Fields], int] = lambda fields: 0) -> Row:
+def captured(
+    *rows: Row,
+    choose: Callable[[Fields], int] = lambda fields: 0,
+    alone: Alone | None = None,
+) -> Row:
     """Register a family that runs by graphs, under the name of its first row; `choose` says which
-    row's code a config runs."""
+    row's code a config runs, `alone` is as of `Family`."""
     ROWS.update({row.name: row for row in rows})
     examples = tuple(example for row in rows for example in row.examples)
 
@@ -174,7 +179,7 @@ def captured(*rows: Row, choose: Callable[[Fields], int] = lambda fields: 0) -> 
         return replace(model, family=rows[0].name)
 
     name, heads = rows[0].name, rows[0].label_heads
-    family(name, examples=examples, graphs=True, label_heads=heads)(build)
+    family(name, examples=examples, graphs=True, label_heads=heads, alone=alone)(build)
     return rows[0]
 
 
@@ -263,7 +268,7 @@ def model_of(
         own_positions=row.own_positions,
         last=last_of(row, towers),
         caching=row.tower is not None and fields.flag("use_cache", default=True),
-        heads=("image-text",) if row.tower is not None else ("causal-lm",),
+        heads=row.heads or (("image-text",) if row.tower is not None else ("causal-lm",)),
         logit_scale=row.scaled,
         softcap=bool(row.softcap and fields.config.get(row.softcap)),
         graphs=Graphs(

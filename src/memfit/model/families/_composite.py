@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from memfit.model.config import Fields
-from memfit.model.families import find
+from memfit.model.families import build, find
 from memfit.model.families._captured import graphs_of
 from memfit.model.modules import Captured, Loose, Model, Module, Weight
 
@@ -43,6 +43,17 @@ def rooted(model: Model, old: str, new: str) -> Model:
         buffers=tuple(map(weight, model.buffers)),
         graphs=graphs,
     )
+
+
+def text_of(model: Model) -> Model:
+    """The language model alone, which transformers builds of its part of the config (5.23
+    auto_factory.py `get_text_config`)."""
+    outer = model.config
+    text = {"model_type": f"{outer['model_type']}_text", **outer["text_config"]}
+    dtype = outer.get("dtype", outer.get("torch_dtype"))
+    if dtype is not None and not {"dtype", "torch_dtype"} & text.keys():
+        text["dtype"] = dtype
+    return build(text, name=model.name, origin=model.origin)
 
 
 def text_fields(fields: Fields) -> Fields:
@@ -105,4 +116,4 @@ def composite(
     )
 
 
-__all__ = ["composite", "kind_of", "rooted", "text_fields"]
+__all__ = ["composite", "kind_of", "rooted", "text_fields", "text_of"]

@@ -198,6 +198,7 @@ def row(
         softcap="final_logit_softcapping",
         window="sliding_window",
         tower=tower,
+        heads=("causal-lm", "image-text"),  # the same class
         last=("model.embed_vision.embedding_projection", "model.embed_audio.embedding_projection"),
         idle=tuple(f"model.{one}." for one in TOWERS),
         **how,

@@ -7,6 +7,7 @@ from typing import Any
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, captured, each, ratio, variants
+from memfit.model.families._composite import text_of
 from memfit.model.families._towers import llama4_tower
 from memfit.model.modules import Weight
 
@@ -128,4 +129,5 @@ def choose(fields: Fields) -> int:
     return int(fields.mapping("text_config").get("use_qk_norm", True) is False)
 
 
-captured(row("llama4"), row("llama4-unnormed", use_qk_norm=False), choose=choose)
+ROWS = (row("llama4"), row("llama4-unnormed", use_qk_norm=False))
+captured(*ROWS, choose=choose, alone=text_of)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families._composite import composite
+from memfit.model.families._composite import NAMES, composite, rooted
 from memfit.model.families._towers import layer_norm, linear, of_kind, rms_norm
 from memfit.model.modules import Attention, Embedding, Layer, Model, Weight
 
@@ -129,7 +129,21 @@ def crossing(model: Model, layer: Layer, number: int) -> Iterator[Weight]:
         yield from rms_norm(f"{path}.cross_attn.{one}", head)
 
 
-@family("mllama", examples=(EXAMPLE,))
+def alone(model: Model) -> Model:
+    """Without the tower; the layers that look at pictures are still there."""
+    old, new = NAMES[::-1]
+    idle = [one for one in model.towers if one.name.startswith(old)]
+    return replace(
+        rooted(model, old, new),
+        family="mllama_text_model",
+        towers=tuple(replace(one, name=one.name.replace(old, new, 1)) for one in idle),
+        paths=tuple(one.replace(old, new, 1) for one in model.paths),
+        heads=("causal-lm",),
+        caching=False,
+    )
+
+
+@family("mllama", examples=(EXAMPLE,), alone=alone)
 def build(fields: Fields) -> Model:
     text = fields.mapping("text_config")
     of_kind(fields.section("text_config"), "mllama_text_model", "language model")

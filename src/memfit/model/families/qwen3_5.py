@@ -9,6 +9,7 @@ from typing import Any
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import Row, captured
+from memfit.model.families._composite import text_of
 from memfit.model.families._towers import qwen3_tower
 from memfit.model.families.qwen3_5_text import ROW
 from memfit.model.label_heads import CLASSIFIES, TAGS, LabelRow
@@ -51,4 +52,4 @@ def with_tower(row: Row, name: str, label_heads: tuple[LabelRow, ...] = ()) -> R
     )
 
 
-captured(with_tower(ROW, "qwen3_5", (CLASSIFIES, TAGS)))
+captured(with_tower(ROW, "qwen3_5", (CLASSIFIES, TAGS)), alone=text_of)
