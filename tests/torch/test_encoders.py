@@ -144,6 +144,22 @@ def test_what_a_decoder_of_an_encoder_is_not_asked() -> None:
         build({**unseen(CHAINS["bert"], "masked-lm"), "is_decoder": True})
 
 
+@pytest.mark.parametrize("name", ["roberta-prelayernorm", "megatron-bert"])
+def test_the_last_layers_result_goes_behind_the_norm_that_reads_it(name: str) -> None:
+    """Without gradients: the loop over layers is over, and the encoder has returned."""
+    config = unseen(CHAINS[name], "masked-lm")
+    job = Job(head="masked-lm", batch=3, seq=111, task="inference")
+    assert abs(compared(config, job)) <= WORST / 10
+
+
+@pytest.mark.parametrize("name", ["esm", "mobilebert"])
+def test_masked_words_of_made_families_have_the_peak_of_the_trace(name: str) -> None:
+    config = unseen(CHAINS[name], "masked-lm")
+    case = {"batch": 6, "seq": 80, "checkpointing": "full", "precision": "autocast-bf16"}
+    for one in (case, {"batch": 3, "seq": 111, "task": "inference"}):
+        assert abs(compared(config, Job(head="masked-lm", packing=False, **one))) <= WORST
+
+
 def test_outputs_that_are_wide_already_are_kept_under_autocast() -> None:
     """BART adds a bias in fp32 to its logits, so that accelerate copies none of them."""
     wide = {"precision": "autocast-bf16", "packing": False, "keep_outputs": True}

@@ -160,6 +160,11 @@ class Tensor:
         alias.strides, alias.offset = self.strides, self.offset
         return alias
 
+    def moved(self) -> Tensor:
+        """The same tensor without its place in a backward, which this name refers to no more."""
+        alias, self.storage = self.detach(), None
+        return alias
+
     @property
     def count(self) -> int:
         return prod(self.shape)

@@ -56,7 +56,9 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
             own = owner is not None and owner[0] == last  # its variables go when it has returned
             builder.now = last if own and not builder.piece(name).calls else name
             title = "" if owner is None else f"{owner[0]}:{owner[1]}"
-            if title in ignored or (owner is not None and owner[0] == before not in ENDS):
+            read = owner is not None and name in ENDS and (name, *owner) in builder.outside
+            loops = owner is not None and owner[0] == before not in ENDS and not read
+            if title in ignored or loops:
                 builder.now = ""  # what a loop over layers lets go when it is over
                 if title not in ignored and list_of(before) == list_of(last):
                     late.add(title)

@@ -103,11 +103,17 @@ def passed(
 
 
 def run_piece(
-    run: Evaluation, x: Tensor, linears: Mapping[str, Linear], bound: Bound, ctx: Context
+    run: Evaluation,
+    x: Tensor,
+    linears: Mapping[str, Linear],
+    bound: Bound,
+    ctx: Context,
+    *,
+    over: bool = False,
 ) -> dict[str, Tensor]:
     """A graph on its `x`, the model's inputs and what other pieces left in the context, of which it
-    may let go."""
-    given = {"x": x, **ctx.shared, **named(ctx)}
+    may let go. `over`: the loop over layers is, and its variable with it."""
+    given = {"x": x.moved() if over and not ctx.training else x, **ctx.shared, **named(ctx)}
     names = tuple(ctx.shared)
     ctx.shared = {}
     found = run.run(given, ctx, bound, linears, given)
@@ -123,7 +129,8 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     run = of_piece("final", ctx)
     labelled = ctx.job.training
     linears = linears_of(ctx.program.model)
-    found = run_piece(run if labelled else run.without("loss"), x, linears, bound, ctx)
+    run = run if labelled else run.without("loss")
+    found = run_piece(run, x, linears, bound, ctx, over=True)
     names = ctx.program.model.graphs.returned
     results = [found.get(name, ctx.shared.get(name)) for name in names]
     ctx.returned += [one for one in results if one is not None]
