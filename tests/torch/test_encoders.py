@@ -155,9 +155,10 @@ def test_the_last_layers_result_goes_behind_the_norm_that_reads_it(name: str) ->
 @pytest.mark.parametrize("name", ["esm", "mobilebert"])
 def test_masked_words_of_made_families_have_the_peak_of_the_trace(name: str) -> None:
     config = unseen(CHAINS[name], "masked-lm")
-    case = {"batch": 6, "seq": 80, "checkpointing": "full", "precision": "autocast-bf16"}
-    for one in (case, {"batch": 3, "seq": 111, "task": "inference"}):
-        assert abs(compared(config, Job(head="masked-lm", packing=False, **one))) <= WORST
+    case = {"batch": 4, "seq": 120, "precision": "autocast-bf16"}
+    for one in (case, {**case, "checkpointing": "full"}, {"batch": 3, "task": "inference"}):
+        off = compared(config, Job(**{"head": "masked-lm", "seq": 111, "packing": False, **one}))
+        assert abs(off) <= WORST, f"{off:+.2%} {one}"
 
 
 def test_outputs_that_are_wide_already_are_kept_under_autocast() -> None:

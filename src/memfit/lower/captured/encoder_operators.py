@@ -79,6 +79,12 @@ def bmm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ..
     return (views.bmm(frame.ctx.r, a, b),)
 
 
+@operator("mm")
+def mm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    a, b = in_16_bits(args, frame)
+    return (ops.matmul(frame.ctx.r, a, b, (a.shape[0], b.shape[1])),)
+
+
 @operator("_softmax")
 def softmax(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     """Autocast runs it in fp32 (ATen/autocast_mode.h fp32_set_opt_dtype)."""
