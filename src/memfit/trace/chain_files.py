@@ -78,6 +78,9 @@ def written(row: ChainRow) -> dict[str, Any]:
                 index[key_of(name, head, masked, alone)] = known[text]
             if head not in heads:
                 heads[head] = of_head(row, found, head)
+                lists = lists_of(found)
+                if first is not None and lists != lists_of(first):
+                    heads[head]["lists"] = lists
                 if head == DECODING:
                     heads[head]["caches"] = caches(row, found)
             heads[head].setdefault(f"inputs{'+mask' if masked else ''}", inputs_of(found))
@@ -93,7 +96,7 @@ def written(row: ChainRow) -> dict[str, Any]:
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         },
-        "lists": {kind: list_of(layer) for layer, kind in first.kinds.items()},
+        "lists": lists_of(first),
         "constants": {name: first.dims[0][name] for name in first.solver.constant_names},
         "assumed": {
             key: value for key, value in assumed(row, first.dims[0]).items() if key not in row.rates
@@ -102,6 +105,11 @@ def written(row: ChainRow) -> dict[str, Any]:
         "index": dict(sorted(index.items())),
         "graphs": graphs,
     }
+
+
+def lists_of(found: Setting) -> dict[str, str]:
+    """Where the layers of each kind are in the model."""
+    return {kind: list_of(layer) for layer, kind in found.kinds.items()}
 
 
 def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
@@ -127,7 +135,7 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
     solver.check()
     chains = [chain_of(run) for run in runs]
     layers = chains[0].layers
-    listed = list(row.kinds(Fields(row.examples[0])))
+    listed = row.layers(Fields(row.examples[0]), dict(runs_of(row))[head])
     if any(chain.layers != layers for chain in chains) or len(listed) != len(layers):
         raise Refused(f"{len(layers)} layers run where the config has {len(listed)}")
     kinds = dict(zip(layers, listed, strict=True))

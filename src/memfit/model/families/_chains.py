@@ -48,7 +48,8 @@ class ChainRow:
     """One family: `heads` are those of `job.head` that it has, the usual one first; `rates` are the
     config's fields of dropout with the class's defaults, or with the field that stands for an
     absent one; `sizes` are batch, sequence length, decoder length and labels of the
-    captured runs. `pairs`: a decoder follows the encoder."""
+    captured runs. `pairs`: a decoder follows the encoder; `stack`: heads of which one of the two
+    runs, with how the names of its kinds of layers begin."""
 
     name: str
     dims: Callable[[Fields], Dims]
@@ -58,6 +59,7 @@ class ChainRow:
     rates: Mapping[str, float | str]
     sizes: tuple[tuple[int, int, int, int], ...] = BATCH
     pairs: bool = False
+    stack: Mapping[str, str] = field(default_factory=dict)
     checkpoints: bool = True  # the class supports gradient checkpointing
     silent: tuple[str, ...] = ()
     casting: tuple[str, ...] = ()  # as of `Model`
@@ -72,6 +74,10 @@ class ChainRow:
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def layers(self, fields: Fields, head: str) -> list[str]:
+        """The kinds of the layers that run under a head."""
+        return [one for one in self.kinds(fields) if one.startswith(self.stack.get(head, ""))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +194,10 @@ def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:
 def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     """The model of a config: dimensions from the row, everything else from the file."""
     fields.complete(**row.defaults)
-    dims, kinds = row.dims(fields), list(row.kinds(fields))
     labels = labels_of(fields)
     classes(fields)
     head = named_head(fields.config, row.heads) or row.heads[0]
+    dims, kinds = row.dims(fields), row.layers(fields, head)
     run, data = run_of(head, fields, data)
     rates = rates_of(row, fields)
     positions = fields.count(row.positions, default=512, high=2**40)
@@ -203,7 +209,8 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     unlike(row, fields, data, dims)
     if fields.problems:
         raise InputError(*fields.problems)
-    missing = sorted(set(kinds) - data["lists"].keys())
+    lists = data["heads"][run].get("lists", data["lists"])
+    missing = sorted(set(kinds) - lists.keys())
     if missing:
         raise InputError.one(
             f"no captured graph for layers of kind `{missing[0]}` of `{row.name}`",
@@ -221,8 +228,8 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     return Model(
         name=row.name,
         family=row.examples[0]["model_type"],
-        prefix=data["lists"][kinds[0]],
-        paths=paths_of(kinds, data["lists"]),
+        prefix=lists[kinds[0]],
+        paths=paths_of(kinds, lists),
         encodes=True,
         layers=tuple(layers[kind] for kind in kinds),
         tied=False,

@@ -63,7 +63,8 @@ def row(name: str, model_type: str, ffn: str) -> ChainRow:
         dims=dims if name == "mt5" else lambda fields: scaled_dims(fields, ffn == "relu"),
         kinds=kinds,
         examples=variants(base, SIZES),
-        heads=("seq2seq-lm",),
+        heads=("seq2seq-lm", "token-classification"),
+        stack={"token-classification": "encoder"},
         rates={"dropout_rate": 0.1},
         pairs=True,
         casting=(
