@@ -99,8 +99,15 @@ def rate_of(row: LabelRow, fields: Fields) -> float:
 def renamed_base(model: Model, name: str) -> Model:
     """The model under another name in its class."""
     old = model.prefix.partition(".")[0]
+    graphs = model.graphs
+    if graphs is not None:
+        from memfit.model.families._captured import graphs_of  # written families have none
+
+        root = (f"{old}.", f"{name}.")
+        graphs = replace(graphs, graphs=graphs_of(graphs.family, root=root), root=root)
     return replace(
         model,
+        graphs=graphs,
         prefix=renamed(model.prefix, old, name),
         embed=tuple(renamed(one, old, name) for one in model.embed),
         final=tuple(renamed(one, old, name) for one in model.final),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, alternating, captured, each, ratio, variants
-from memfit.model.label_heads import CLASSIFIES, TAGS
+from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
 
 ATTENTION = {
     "num_attention_heads": (6, 10, 14),
@@ -77,6 +77,7 @@ captured(
         label_heads=(
             CLASSIFIES,
             TAGS,
+            ANSWERS_RENAMED,
         ),
         dims=lambda fields: dims(fields, *EXPERTS),
         kinds=kinds,
