@@ -50,6 +50,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"batch": 4, "seq": 80, "method": "qlora"},
     {"batch": 3, "seq": 111, "task": "inference", "quant": "nf4"},
 )
+VOCABULARIES = ("vocab_size", "decoder_vocab_size")
 TARGETS = {"distilbert": "q_lin,v_lin"}  # PEFT trains `pre_classifier` whole beside `classifier`
 
 
@@ -66,7 +67,7 @@ def unseen(row: ChainRow, head: str) -> dict[str, Any]:
         **kept,
         **deeper,
         "dtype": "bfloat16",
-        **{key: kept[key] + 136 for key in kept if key.endswith("vocab_size")},
+        **{key: kept[key] + 136 for key in kept if key in VOCABULARIES},
         "num_labels": labels,
         "architectures": [end],
     }
