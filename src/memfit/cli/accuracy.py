@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from memfit.cli.trace import Life
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable, write_text
 from memfit.processes import usual_processes
+from memfit.terminal import terminal_columns
 
 # What is asked about, and the flags that mean nothing there.
 RECORDS, SPEEDS, BLIND = "records of `memfit measure`", "speeds", "`--blind`"
@@ -93,9 +93,7 @@ def run(
         return 0, json.dumps(data(found), indent=2, ensure_ascii=False)
     if form == "markdown":
         return 0, report.markdown(found, worst=worst)
-    return 0, report.text(
-        found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns))
-    )
+    return 0, report.text(found, worst=worst, width=max(60, min(120, terminal_columns())))
 
 
 def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:

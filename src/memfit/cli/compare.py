@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from memfit.api.verbs import compare
 from memfit.cli import arguments as cli_arguments
 from memfit.errors import InputError, Problem
 from memfit.report.comparison import LETTERS, data, table, text
+from memfit.terminal import terminal_columns
 from memfit.words.gpus import one_model
 
 HELP = """\
@@ -64,7 +64,7 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
         elif form == "markdown":
             answer = table(found)
         else:
-            answer = text(found, width=max(60, min(160, shutil.get_terminal_size().columns)))
+            answer = text(found, width=max(60, min(160, terminal_columns())))
         return (0 if any(one.fits for _, one in found) else 1), answer
 
     return run

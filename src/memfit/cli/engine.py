@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from memfit import spellings
 from memfit.cli.errors import note_gpu
 from memfit.errors import InputError, Problem
 from memfit.report import FORMATS
+from memfit.terminal import terminal_columns
 
 FITS, DOES_NOT = 0, 1
 FLAG = click.Option(
@@ -127,7 +127,7 @@ def plan_help(name: str) -> str:
     from memfit.serving import find_engine
 
     engine = find_engine(name)
-    formatter = click.HelpFormatter(width=max(60, min(120, shutil.get_terminal_size().columns)))
+    formatter = click.HelpFormatter(width=max(60, min(120, terminal_columns())))
     formatter.write_usage("memfit plan", f"MODEL --engine {engine.name} [OPTIONS]")
     formatter.write_paragraph()
     formatter.write_text(
@@ -147,7 +147,7 @@ def help_page(name: str) -> str:
     from memfit.serving import find_engine
 
     engine = find_engine(name)
-    formatter = click.HelpFormatter(width=max(60, min(120, shutil.get_terminal_size().columns)))
+    formatter = click.HelpFormatter(width=max(60, min(120, terminal_columns())))
     formatter.write_usage("memfit estimate", f"MODEL --engine {engine.name} [OPTIONS]")
     formatter.write_paragraph()
     formatter.write_text(f"What {engine.title} will use on a GPU, and what its log will say.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from memfit.cli.errors import note_gpu
 from memfit.cli.trace import Life
 from memfit.errors import InputError
 from memfit.output_files import unwritable, write_text
+from memfit.terminal import terminal_columns
 
 HELP = """\
 {help}.
@@ -83,9 +83,7 @@ def run(
     elif form == "markdown":
         answer = report.markdown(found, measured)
     else:
-        answer = report.text(
-            found, measured, width=max(80, min(120, shutil.get_terminal_size().columns))
-        )
+        answer = report.text(found, measured, width=max(80, min(120, terminal_columns())))
     if not found.whole:
         return 130, answer
     return (0 if any(cell.fits for panel in found.panels for cell in panel.cells) else 1), answer
