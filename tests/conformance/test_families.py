@@ -45,8 +45,9 @@ def theirs(name: str, index: int) -> Any:
     config = transformers.AutoConfig.for_model(**config_of(name, index))
     with torch.device("meta"):
         seeing = config.model_type in IMAGE_TEXT
-        auto = "AutoModelForImageTextToText" if seeing else "AutoModelForCausalLM"
-        return getattr(transformers, auto).from_config(config)
+        autos = ("ImageTextToText",) if seeing else ("CausalLM", "Seq2SeqLM", "SpeechSeq2Seq")
+        found = (getattr(transformers, f"AutoModelFor{one}") for one in autos)
+        return next(one for one in found if type(config) in one._model_mapping).from_config(config)
 
 
 @cache

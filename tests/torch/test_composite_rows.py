@@ -23,7 +23,7 @@ ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers" / "rows"
 DATA = {name: json.loads((ROOM / f"{name}.json").read_text()) for name in _rows.names()}
 ROWS = {name: data for name, data in DATA.items() if data.get("composite")}
 # How many cases: of weights behind the language model, of one that is captured, of sounds
-SOME = {"fuyu": 3, "lfm2_vl": 1, "qwen2_audio": 2}
+SOME = {"fuyu": 3, "lfm2_vl": 1, "glmasr": 2}
 CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 130, "method": "lora", "packing": False},
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
@@ -84,6 +84,12 @@ def test_the_language_model_is_found_and_its_head(paligemma: tuple[Parts, Found]
     assert place_of(parts, "llama") is not None  # which has the same parameters
     assert place_of(parts, "opt") is None
     assert ties_of(parts, place) == ROWS["paligemma"]["ties"]
+
+
+def test_a_loss_of_its_own_is_refused() -> None:
+    """Qwen2-Audio's leaves out padding before it computes the loss."""
+    with pytest.raises(InputError, match="its peak is"):
+        new_family("qwen2_audio")
 
 
 def test_a_type_without_an_answer_is_refused_with_the_reason() -> None:
