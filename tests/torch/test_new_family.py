@@ -18,8 +18,10 @@ from memfit.model.families import _rows, build
 from memfit.model.families._captured import ROWS
 from memfit.model.families._chains import CHAINS
 from memfit.trace.decoder_row import decoder, follows_of, ropes_of, window_of
+from memfit.trace.decoder_sizes import bound_of, proposed
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.family_files import capturable
+from memfit.trace.family_sizes import trouble
 from memfit.trace.new_family import (
     Subject,
     lengths,
@@ -158,6 +160,22 @@ def test_what_cannot_be_told_apart_is_refused_with_the_reason(kind: str, said: s
     """Both ended in a traceback."""
     with pytest.raises(InputError, match=said):
         new_family(kind)
+
+
+def test_later_proposals_have_more_experts_than_run() -> None:
+    """FlexOlmo runs five of seven experts, and more are tried only by fields that may vary."""
+    subject, _ = decoder("flex_olmo", {})
+    dims = ["num_experts", "vocab_size"]
+    why = [trouble(subject, dims, [], proposed(subject, dims, [], turn)) for turn in (0, 4)]
+    assert "k not in range" in why[0]
+    assert why[1] == ""
+
+
+def test_a_number_that_another_one_bounds_is_less() -> None:
+    subject, _ = decoder("axk1", {})
+    groups = {"n_group": (2, 5, 7, 3)}
+    assert bound_of(subject, "topk_group", groups) == groups["n_group"]
+    assert bound_of(subject, "n_shared_experts", groups) is None
 
 
 def test_a_decoder_of_a_config_that_says_otherwise_is_refused() -> None:

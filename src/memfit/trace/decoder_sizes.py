@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memfit.trace.family_sizes import Pool, drawing
+from memfit.trace.family_sizes import TRIES, Pool, drawing
 
 if TYPE_CHECKING:
     from memfit.trace.new_family import Subject
@@ -25,6 +25,7 @@ FREE = (
     (88, 152, 112, 216),
 )
 TABLES = (544, 608, 736, 672), (1040, 912, 1168, 976)
+BOUNDED = (1, 3, 5, 2), (2, 2, 3, 1)  # or less, where something else has to be more
 FEWEST = (5, 3, 4, 2), (1, 2, 3, 2), (13, 11, 9, 12), (17, 23, 14, 19), (26, 29, 22, 31)
 
 
@@ -49,14 +50,33 @@ def proposed(
     for key in dims:
         if key not in found and key not in few:
             found[key] = drawn(pool_of(subject, key))
-    for place, key in enumerate(few):
+    larger_counts = turn >= TRIES // 3  # some must not be less than others, or than a fixed one
+    for place, key in enumerate(few, 1 if larger_counts else 0):
+        bound = bound_of(subject, key, found) if larger_counts else None
         if "head_dim" in key:
             found[key] = drawn(HEADS)
+        elif bound is not None:
+            found[key] = tuple(map(min, bound, drawn(BOUNDED)))
         elif subject.whole[key] == 1:
             found[key] = FEWEST[1]
         else:
             found[key] = FEWEST[(0, 2, 3, 4)[min(place, 3)]]
     return found
+
+
+def bound_of(
+    subject: Subject, key: str, found: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...] | None:
+    """The values of a small number that this one must not exceed: one more fails, but where there
+    are as many of the other."""
+    value = subject.whole[key]
+    for name in found:
+        most = subject.whole[name]
+        if not value <= most < WIDE or subject.changed(**{key: most + 1}) != "fails":
+            continue
+        if subject.changed(**{key: most + 1, name: 2 * most}) != "fails":
+            return found[name]
+    return None
 
 
 def multiple(
