@@ -65,13 +65,18 @@ WHOLE = {
 
 
 def separate(words: Iterable[str]) -> Iterator[str]:
-    """A word for each layout: `tp=4,pp=2` is two, `zero=8,stage=3` one; `tensor=4` is `tp=4`."""
+    """A word for each layout: `tp=4,pp=2` is two, `zero=8,stage=3` one; `tensor=4` is `tp=4`, but
+    not among the settings of a layout that has one of that name (`ep=4,tensor=1`)."""
     for word in words:
         piece = ""
         for part in word.split(","):
             name, equals, size = part.partition("=")
             name = re.sub(r"[-_ ]?parallel$", "", name.strip().lower())
-            part = WHOLE[name] + equals + size if name in WHOLE else part
+            own = piece.partition(",")[0].partition("=")[0].strip().lower()
+            setting = own in LAYOUTS and name in {
+                one.name for one in dataclasses.fields(LAYOUTS[own])
+            }
+            part = WHOLE[name] + equals + size if name in WHOLE and not setting else part
             begins = part.partition("=")[0].strip().lower() in LAYOUTS
             if begins and piece:
                 yield piece

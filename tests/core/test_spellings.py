@@ -226,6 +226,8 @@ def test_several_layouts_in_one_word() -> None:
     whole = strategy_from(["tensor_parallel=4,pipeline=2"], 8)
     assert whole == strategy_from(["tp=4", "pp=2"], 8)
     assert strategy_from(["context=2"], 2) == strategy_from(["cp=2"], 2)
+    inside = strategy_from(["tp=4", "ep=4,tensor=1"], 4)
+    assert (inside.size("tp"), inside.ep and inside.ep.tensor) == (4, 1)
     assert strategy_from(["zero=4,stage=3,tp=2"], 8) == strategy_from(["zero=4,stage=3", "tp=2"], 8)
     with pytest.raises(InputError, match="`tp` is given twice"):
         strategy_from(["tp=4,tp=2"], 8)
