@@ -125,6 +125,7 @@ def row_data(
         "limited": before is not None,
         "before": before or 0,
         "checkpoints": checkpoints(subject),
+        **kept_wide(subject),
         "refused": [],
         "given": dict(given),
         "defaults": {
@@ -503,10 +504,22 @@ def fixed_of(subject: Subject, known: Iterable[str]) -> dict[str, Any]:
 
 def checkpoints(subject: Subject) -> bool:
     """Whether the class supports gradient checkpointing."""
+    return all(one.supports_gradient_checkpointing for one in classes_of(subject))
+
+
+def kept_wide(subject: Subject) -> dict[str, list[str]]:
+    """The linear layers that the class keeps in fp32 (`_keep_in_fp32_modules`), and bitsandbytes
+    unquantized (transformers 5.23 quantizers/base.py get_modules_to_not_convert)."""
+    kept = {name for one in classes_of(subject) for name in one._keep_in_fp32_modules or ()}
+    return {"casting": [f".{name}" for name in sorted(kept)]} if kept else {}
+
+
+def classes_of(subject: Subject) -> list[Any]:
+    """The classes of transformers that the heads have."""
     import transformers
 
     names = {one.run.cls for one in subject.before.values()}
-    return all(getattr(transformers, name).supports_gradient_checkpointing for name in names)
+    return [getattr(transformers, name) for name in sorted(names)]
 
 
 __all__ = ["Subject", "row_data"]

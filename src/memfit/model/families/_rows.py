@@ -87,6 +87,7 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         depth=data["layers"],
         depths=tuple(keys[0] for keys, _ in data.get("stacks", ())),
         refused=tuple(data["refused"]),
+        casting=tuple(data.get("casting", ())),
         defaults=data["defaults"],
     )
 
