@@ -28,15 +28,12 @@ from memfit.band import (
     spread_of,
 )
 from memfit.errors import InputError, Problem
-from memfit.formats import FORMATS
 from memfit.hardware import (
     GPU,
     Cluster,
     Span,
-    vendor_remarks,
 )
 from memfit.job import Job
-from memfit.job_checks import remarks
 from memfit.lazy_dataclass import dataclass
 from memfit.lower import (
     LIVE_PASSES,
@@ -49,13 +46,12 @@ from memfit.lower import (
 )
 from memfit.lower.engines import foldable
 from memfit.lower.expand import Unclear
-from memfit.lower.host import Host, host, paged
+from memfit.lower.host import Host, host
 from memfit.lower.walk_cache import once
 from memfit.model.modules import Model
-from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import alike
 from memfit.presentation import Presented
-from memfit.program import Program
+from memfit.program_facts import assumptions_of, marked_program, parameters_of
 from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory
@@ -66,8 +62,7 @@ from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
 from memfit.simulate.working import Alike
 from memfit.strategy import ONE, Strategy
-from memfit.tape import Alloc, Mark, Producer, Tape
-from memfit.techniques import marked, precision
+from memfit.tape import Producer, Tape
 from memfit.techniques.base import TRACE
 from memfit.verdicts import (
     Place,
@@ -332,9 +327,9 @@ def _of_rank(
     regime = regime_of(job, place)
     band = band_of(found, outside, limited, regime)
     verdict = verdict_of(band, room, limited)
-    program, notes = _marked(model, job, gpu, strategy)
-    known = _parameters(
-        _marked(model, job, gpu)[0] if strategy else program, tape, total
+    program, notes = marked_program(model, job, gpu, strategy)
+    known = parameters_of(
+        marked_program(model, job, gpu)[0] if strategy else program, tape, total
     )  # of the whole model
     off = spread_of(regime).high
     advice = allocator_advice(tape, job, found, (band, room, verdict), off) if precise else ()
@@ -363,7 +358,7 @@ def _of_rank(
         parameters=known,
         source=tape.source,
         problems=tuple(
-            dict.fromkeys((*problems, *notes, *_remarks(program), *tape.notes, *advice))
+            dict.fromkeys((*problems, *notes, *assumptions_of(program), *tape.notes, *advice))
         ),
         versions=tape.versions,
     )
@@ -541,99 +536,6 @@ def band_of_replayed(found: Estimate, memory: Memory) -> Band:
     return band_of(memory, outside, None, regime)
 
 
-def _marked(
-    model: Model, job: Job, gpu: GPU | None, strategy: Strategy = ONE
-) -> tuple[Program, tuple[Problem, ...]]:
-    """The job put on the model, and what its techniques assume; of a model that no family knows,
-    only in which numbers it is kept."""
-    program = Program(
-        model=model, job=job, entries=(), weights=model.dtype, gpu=gpu, strategy=strategy
-    )
-    return marked(program) if model.layers else (precision.apply(program), ())
-
-
-def _parameters(program: Program, tape: Tape, total: int | None) -> Parameters:
-    """The producer's own count, where it took one."""
-    model, job = program.model, program.job
-    if model.layers:
-        trained = tape.parameters[1] if any(tape.parameters) else program.trainable
-        return Parameters(
-            total=model.parameters, trainable=trained if job.training else 0, active=model.active
-        )
-    if any(tape.parameters):
-        return Parameters(
-            total=tape.parameters[0], trainable=tape.parameters[1], active=tape.parameters[0]
-        )
-    if total is None:
-        loaded = sum(event.size for event in _loading(tape) if event.part == "weights")
-        total = loaded // FORMATS[program.weights].block_bytes
-    return Parameters(
-        total=total, trainable=total if job.training and job.method == "full" else 0, active=total
-    )
-
-
-def _loading(tape: Tape) -> Iterator[Alloc]:
-    """The blocks of the phase `load`."""
-    loading = False
-    for event in tape:
-        if type(event) is Mark:
-            loading = event.phase == "load"
-        elif type(event) is Alloc and loading:
-            yield event
-
-
-def trainable(model: Model, job: Job) -> int:
-    """Values that get gradients."""
-    return _marked(model, job, None)[0].moving if job.training else 0
-
-
-def _remarks(program: Program) -> list[Problem]:
-    """What the answer assumes."""
-    model, job, gpu = program.model, program.job, program.gpu
-    found = list(remarks(job))
-    if paged(program):
-        message = (
-            "paged optimizer states count as CPU memory; the GPU also keeps them while it has room"
-        )
-        found.append(Problem(message=message, where="job.optimizer", level="note"))
-    if job.training and (told := OPTIMIZERS[job.optimizer].assumes):
-        found.append(
-            Problem(
-                message=told,
-                where="job.optimizer",
-                level="note",
-                hint="without them, the step needs less memory",
-            )
-        )
-    if gpu is None:
-        message = "no GPU given: kernels are those of an A100, and there is no verdict"
-        found.append(
-            Problem(
-                message=message,
-                where="gpu",
-                hint="add `--gpu rtx-4090`, or `--memory 24GiB`",
-                level="note",
-            )
-        )
-    elif "memory" in gpu.unchecked:
-        message = f"the memory size of {gpu.name} is not verified"
-        found.append(
-            Problem(
-                message=message,
-                where="gpu",
-                hint="pass what the driver reports with `--memory`",
-                level="warning",
-            )
-        )
-    if gpu is not None:
-        found += vendor_remarks(gpu)
-    tokens = job.reach if job.training else job.seq + job.new_tokens
-    if model.positions and tokens > model.positions:
-        message = f"{tokens} tokens exceed the model's {model.positions} positions"
-        found.append(Problem(message=message, where="job.seq", level="warning"))
-    return found
-
-
 __all__ = [
     "Advice",
     "Answer",
@@ -651,6 +553,5 @@ __all__ = [
     "of_rank",
     "shortfall",
     "surplus",
-    "trainable",
     "uncollected",
 ]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import memfit
 from memfit.band import spread
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate, shortfall, surplus, trainable
+from memfit.estimate import Estimate, estimate, shortfall, surplus
 from memfit.hardware import Cluster, all_gpus, custom_gpu, find_gpu, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
@@ -32,6 +32,7 @@ from memfit.plan.reverse import (
     longest_seq,
     smallest_gpu,
 )
+from memfit.program_facts import trainable
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Event, Free, Mark, Tape
 from memfit.units import GIB, MIB

@@ -62,7 +62,7 @@ def test_the_tower_is_idle(kind: str) -> None:
 
 
 def test_its_adapters_are_trainable_and_stay_still() -> None:
-    from memfit.estimate import trainable
+    from memfit.program_facts import trainable
 
     model = build(example("mistral3"))
     job = Job(batch=1, seq=64, method="lora", targets="all-linear", rank=16)

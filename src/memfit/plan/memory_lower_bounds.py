@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from memfit.constants import setting
-from memfit.estimate import trainable
 from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.lower.load import idle_linears
@@ -17,6 +16,7 @@ from memfit.model.modules import MLP, Model, MoE
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
 from memfit.plan.weights import packed
+from memfit.program_facts import trainable
 from memfit.simulate.peaks import peaks
 from memfit.strategy import Strategy
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
