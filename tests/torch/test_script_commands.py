@@ -10,6 +10,7 @@ import click
 import pytest
 
 from memfit.api.verbs import trace
+from memfit.cli import main
 from memfit.cli.commands import commands
 from memfit.cli.trace import split
 from memfit.errors import InputError
@@ -167,3 +168,22 @@ def test_a_librarys_warnings_are_not_the_scripts_last_lines(tmp_path: Path) -> N
         trace(script)
     last = [one.message for one in caught.value.problems if "last lines" in one.message]
     assert last == ["the script's last lines: reading a.txt / level 40 / WARNING:root:own words"]
+
+
+PARSES = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--bs", type=int, default=4)
+parser.parse_args()
+"""
+
+
+def test_options_of_memfit_behind_a_script_are_put_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(PARSES)
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", "train.py", "--bs", "8", "--gpu", "rtx-3060"]) == 2
+    assert "try: memfit trace --gpu rtx-3060 train.py --bs 8\n" in capsys.readouterr().err
+    assert main(["trace", "train.py", "--batch", "8"]) == 2  # the script's own mistake
+    assert "try: " not in capsys.readouterr().err

@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code, answer, problems = outcome(words)
         if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
             complain(problems)
-        if code == UNUSABLE and (right := cli_arguments.corrected(typed, problems)):
+        right = cli_arguments.corrected(typed, problems) or cli_arguments.moved(typed, problems)
+        if code == UNUSABLE and right:
             say(f"try: {right}")
         if problems and wants_json(words):
             answer = envelope(words[0], problems)

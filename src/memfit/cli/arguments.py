@@ -252,6 +252,33 @@ def corrected(words: Sequence[str], problems: Sequence[Problem]) -> str:
     return shlex.join(["memfit", *typed]) if typed != list(words) else ""
 
 
+# memfit's options that people type behind a script, where they are the script's.
+BEHIND = ("--gpu", "--gpus", "--memory", "--ranks")
+
+
+def moved(words: Sequence[str], problems: Sequence[Problem]) -> str:
+    """The command with memfit's own options before the script, where the script's parser refused
+    them; else empty."""
+    from memfit.words.models import is_program
+
+    said = " ".join(one.message for one in problems).partition("unrecognized arguments: ")[2]
+    place = next((at for at, word in enumerate(words) if is_program(word)), 0)
+    if not said or words[0] != "trace" or not place:
+        return ""
+    own, rest, left = list[str](), list[str](), list(words[place + 1 :])
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.partition("=")
+        refused = name in BEHIND and name in said
+        into = own if refused else rest
+        into.append(word)
+        if refused and not equals and left:
+            own.append(left.pop(0))
+    if not own:
+        return ""
+    return shlex.join(["memfit", "trace", *own, *words[1 : place + 1], *rest])
+
+
 def kept(words: Sequence[str], fixes: dict[str, str]) -> Iterator[str]:
     """`words` without the options that have no use here, and without their values."""
     rest = list(words)
@@ -295,4 +322,4 @@ def mended(word: str, fixes: dict[str, str]) -> Iterator[str]:
         yield word
 
 
-__all__ = ["context_of", "corrected", "read"]
+__all__ = ["context_of", "corrected", "moved", "read"]
