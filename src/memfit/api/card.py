@@ -154,8 +154,12 @@ def name_on_disk(asked: Question, code: Path = disk_cache.CODE) -> str:
         {
             "card": [asked.subject, asked.several, asked.unknown, asked.place],
             "models": models,
-            "cluster": repr(asked.cluster),
-            "own": [repr(own_gpus()), own_prices()],
+            "cluster": None if asked.cluster is None else repr(dataclasses.asdict(asked.cluster)),
+            "own": [
+                [repr(dataclasses.asdict(gpu)) for gpu in own_gpus().values()],
+                list(own_gpus()),
+                own_prices(),
+            ],
             "code": [__version__, disk_cache.code_fingerprint(code), sys.version],
         }
     )
