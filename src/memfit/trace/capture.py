@@ -87,6 +87,9 @@ class Writer(Recorder):
         self.inside = 0
         self.casts = 0  # of autocast, not of the model's own code
         self.writing = False
+        self.marks_leaves = (
+            False  # whether tensors whose gradient the model's own code asks for count
+        )
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         outer = self.writing and not self.inside
@@ -146,7 +149,7 @@ class Writer(Recorder):
             tensor.storage_offset(),
             str(tensor.dtype)[6:],
         )
-        if self.writing and tensor.requires_grad and tensor.is_leaf:
+        if self.marks_leaves and self.writing and tensor.requires_grad and tensor.is_leaf:
             self.mark_leaf(found)
         return found
 
@@ -299,6 +302,7 @@ def forward_of(
             model.train()
             model.config.use_cache = caching
             if leaves:
+                writer.marks_leaves = True
                 ask_for_leaves(model)
             given = inputs.training(writer, model, job, plan, job.batch)
             described_inputs(writer, given)
