@@ -15,6 +15,7 @@ from memfit.trace import absent_paths, lines
 from memfit.trace.cuda import HERE, NoSuchDevice
 from memfit.trace.imports import ORIGINALS
 from memfit.trace.missing_weights import UNSIZED
+from memfit.trace.unused_packages import TAKEN, Kind
 
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HUB = (
@@ -120,6 +121,8 @@ def missing_package(bad: BaseException, script: str) -> Told:
     who = f"`{script}`"
     if UNKNOWN_TOKENIZER in str(bad) and not is_there("sentencepiece"):
         return needed(who, "sentencepiece")
+    if TAKEN and re.search(rf"\b{Kind.__name__}\b", str(bad)):  # as torch names what it refuses
+        return needed(who, TAKEN[-1])
     return lacking(bad, who) if isinstance(bad, ImportError) else None
 
 

@@ -50,6 +50,9 @@ CHANGES_OTHERS = frozenset(
 )
 
 
+TAKEN: list[str] = []  # packages whose attributes a script has taken, in their order
+
+
 def lost(package: str) -> NoReturn:
     raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
@@ -142,9 +145,10 @@ class Unused(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 lost(package)
             if name.startswith("__"):
                 raise AttributeError(name)
+            TAKEN.append(package)
             return named(name, package)
 
         vars(module)["__getattr__"] = attribute
 
 
-__all__ = ["Unused"]
+__all__ = ["TAKEN", "Kind", "Unused"]
