@@ -13,7 +13,7 @@ ASKED = (
     ("Qwen/Qwen3-32B", "2xrtx-4090", "vllm"),
     ("Qwen/Qwen3-32B", "rtx-4090", "vllm"),
     ("meta-llama/Llama-3.3-70B-Instruct", "2xh100-sxm", "vllm"),
-    ("Qwen/Qwen3-8B", "rtx-3090", "vllm"),
+    ("meta-llama/Llama-3.1-8B", "rtx-3090", "vllm"),
     ("Qwen/Qwen3-32B", "2xrtx-4090", "sglang"),
     ("Qwen/Qwen3-32B", "2xrtx-4090", "tensorrt-llm"),
     ("deepseek-ai/DeepSeek-V3", "8xh100-sxm", "vllm"),

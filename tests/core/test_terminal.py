@@ -126,6 +126,7 @@ def test_ctrl_c_is_never_a_traceback(delay: float) -> None:
 ENDED = """
 import os, signal, sys
 from memfit.cli import main
+signal.signal(getattr(signal, sys.argv[1]), signal.SIG_DFL)  # `nohup` has SIGHUP ignored
 signal.signal(signal.SIGVTALRM, lambda *_: os.kill(os.getpid(), getattr(signal, sys.argv[1])))
 signal.setitimer(signal.ITIMER_VIRTUAL, 0.5)
 sys.exit(main(sys.argv[2:]))
