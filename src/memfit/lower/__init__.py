@@ -247,10 +247,6 @@ def walk(
     r.passes = passes
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
-    if job.training and model.graphs is not None and not (model.encodes or strategy):
-        from memfit.lower.repeated_backward import Repeated
-
-        r.repeated = Repeated(r)
     r.sums = partial(kernels.column_sum, sms=program.processors, capability=program.capability)
     held = run(
         r,

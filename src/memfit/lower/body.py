@@ -268,7 +268,9 @@ class Body:
         choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
         whole = self.programs.whole or ctx.torch < STOPS
         given_to = own.shared
-        out = ctx.r.checkpoint(Again(run, entry, bound, own), x, choices, whole)
+        out = ctx.r.checkpoint(
+            lambda given: replayable(run, given, entry, bound, own), x, choices, whole
+        )
         if own.shared is not given_to:  # what the layer made for others
             ctx.shared = {**ctx.shared, **own.shared}
             own.shared = given_to
@@ -339,18 +341,6 @@ def wrapped(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
 
 def bare(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     return forward(x, entry.layer, bound, ctx)
-
-
-class Again:
-    """A layer within a checkpoint, which runs it again."""
-
-    __slots__ = ("bound", "entry", "own", "run")
-
-    def __init__(self, run: Run, entry: Entry, bound: Bound, own: Context) -> None:
-        self.run, self.entry, self.bound, self.own = run, entry, bound, own
-
-    def __call__(self, given: Tensor) -> Tensor:
-        return replayable(self.run, given, self.entry, self.bound, self.own)
 
 
 def replayable(run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:

@@ -32,15 +32,12 @@ from memfit.lower.tensors import (
     Shape,
     Storage,
     Tensor,
-    gathered,
-    key_of,
     unpacked,
 )
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Part, Phase
 
 if TYPE_CHECKING:
     from memfit.lower.compact import Notes
-    from memfit.lower.repeated_backward import Repeated
 
 
 class Standing(NamedTuple):
@@ -103,7 +100,6 @@ class Recorder:
         self.notes: Notes | None = None  # where a layer stands for many
         self.hooks: Hooks | None = None  # on what nodes save
         self.depth = 0  # of backwards within one another
-        self.repeated: Repeated | None = None  # where layers that are alike are walked once
         self.passes = 0  # of a generation that are written at most; 0: as many as usual
 
     # -------------------------------------------------------------------------------- what happens
@@ -346,7 +342,6 @@ class Recorder:
         frame = Frame(
             run, given if self.hooks is None else self.hooks.packed_input(given), choices, whole
         )
-        frame.begin = self._next_seq
         self.frame = frame
         out = run(given)
         self.frame = None
@@ -469,11 +464,7 @@ class Recorder:
         del root, gradient, roots, others
         self.depth += 1
         while ready:
-            if self.repeated is not None:
-                self.repeated.ended(-ready[0][0], waiting, buffers)
             self._run(heappop(ready)[1], waiting, buffers, ready)
-        if self.repeated is not None:
-            self.repeated.ended(-1, waiting, buffers)
         self.depth -= 1
 
     def _run(
@@ -488,8 +479,6 @@ class Recorder:
             if self.notes is not None:
                 self.notes.cross(len(self.marks) - 1, buffers)
         if node.frame is not None and not node.frame.done:
-            if self.repeated is not None and self.repeated.played(node, waiting, buffers, ready):
-                return
             self._recompute(node.frame, node)
         self.where = node.where
         if node.packed:
@@ -585,6 +574,18 @@ def newest(saved: Sequence[Any]) -> int:
         + [newest(one) for one in saved if isinstance(one, tuple)],
         default=-1,
     )
+
+
+def key_of(node: Node, slot: int) -> Any:
+    """Where the gradient of one of a node's outputs is collected."""
+    return node if node.outputs == 1 else (node, slot)
+
+
+def gathered(node: Node, buffers: dict[Any, Tensor]) -> dict[int, Tensor]:
+    """What arrived for a node of several outputs."""
+    return {
+        slot: buffers.pop((node, slot)) for slot in range(node.outputs) if (node, slot) in buffers
+    }
 
 
 def _dependencies(roots: list[Node]) -> dict[Any, int]:

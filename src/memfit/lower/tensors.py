@@ -312,7 +312,6 @@ class Frame:
         "taken",
         "whole",
         "first",
-        "begin",
     )
 
     def __init__(
@@ -329,20 +328,7 @@ class Frame:
         self.spent: list[weakref.ref[Node]] = []  # doubles of nodes that are done or gone
         self.replaying = self.done = False
         self.first = 0  # of the nodes that the recomputation makes
-        self.begin = 0  # of the nodes that the forward makes
         self.choices, self.whole = choices, whole
         self.keeps = None if choices is None else choices()
         self.kept: list[Tensor] = []
         self.taken = -1  # the block of the last of them that the recomputation took
-
-
-def key_of(node: Node, slot: int) -> Any:
-    """Where the gradient of one of a node's outputs is collected."""
-    return node if node.outputs == 1 else (node, slot)
-
-
-def gathered(node: Node, buffers: dict[Any, Tensor]) -> dict[int, Tensor]:
-    """What arrived for a node of several outputs."""
-    return {
-        slot: buffers.pop((node, slot)) for slot in range(node.outputs) if (node, slot) in buffers
-    }

@@ -140,7 +140,7 @@ class Before:
         }
         returned = {name: self.made(one) for name, one in found.items()}
         crossing = {name: self.made(one) for name, one in new.items()}
-        told = told_of(r.events[self.begin :], self.first, bound.prefix, self.names)
+        told = self.steps(r.events[self.begin :], bound.prefix)
         made = [*returned.values(), *crossing.values()]
         if told is None or len(r.marks) != self.marks or not r.where.startswith(bound.prefix):
             return None
@@ -157,6 +157,34 @@ class Before:
             bases=tuple(one for _, one in self.own.values()),
             whole=None not in made,
         )
+
+    def steps(self, events: Sequence[Any], prefix: str) -> Told | None:
+        """The events without this layer's path and its numbers of blocks."""
+        paths: dict[str, int] = {}
+        steps: list[Step] = []
+        freed: list[str] = []
+        sizes: dict[int, int] = {}  # of what is alive
+        for event in events:
+            kind = type(event)
+            if kind is Free:
+                number = event[0] - self.first
+                if number < 0:
+                    freed.append(self.names.get(event[0], ""))
+                    number = -len(freed)
+                elif sizes.pop(number, None) is None:
+                    return None
+                steps.append((Free, number, -1, event[1:]))
+                continue
+            at = NAMED.get(kind)
+            if at is None or not event[at].startswith(prefix):
+                return None
+            path = paths.setdefault(event[at][len(prefix) :], len(paths))
+            if kind is Alloc:
+                sizes[event[0] - self.first] = event[1]
+                steps.append((kind, event[0] - self.first, path, (*event[1:at], *event[at + 1 :])))
+            else:
+                steps.append((kind, -1, path, (*event[:at], *event[at + 1 :])))
+        return None if "" in freed else Told(tuple(steps), tuple(paths), sizes, tuple(freed))
 
     def made(self, one: Tensor) -> Made | None:
         """How to make this tensor again; None where a script cannot."""
@@ -182,38 +210,6 @@ class Before:
                 return None
             self.own[id(base)] = len(self.own), whole
         return made._replace(base=self.own[id(base)][0])
-
-
-def told_of(
-    events: Sequence[Any], first: int, prefix: str, names: Mapping[int, str]
-) -> Told | None:
-    """Events without the path that they begin with and without numbers of blocks, of which the
-    first own one is `first` and others may be ended that have `names`; None where others are."""
-    paths: dict[str, int] = {}
-    steps: list[Step] = []
-    freed: list[str] = []
-    sizes: dict[int, int] = {}  # of what is alive
-    for event in events:
-        kind = type(event)
-        if kind is Free:
-            number = event[0] - first
-            if number < 0:
-                freed.append(names.get(event[0], ""))
-                number = -len(freed)
-            elif sizes.pop(number, None) is None:
-                return None
-            steps.append((Free, number, -1, event[1:]))
-            continue
-        at = NAMED.get(kind)
-        if at is None or not event[at].startswith(prefix):
-            return None
-        path = paths.setdefault(event[at][len(prefix) :], len(paths))
-        if kind is Alloc:
-            sizes[event[0] - first] = event[1]
-            steps.append((kind, event[0] - first, path, (*event[1:at], *event[at + 1 :])))
-        else:
-            steps.append((kind, -1, path, (*event[:at], *event[at + 1 :])))
-    return None if "" in freed else Told(tuple(steps), tuple(paths), sizes, tuple(freed))
 
 
 def play(script: Script, given: Given, ctx: Context, bound: Bound) -> dict[str, Tensor]:
@@ -267,4 +263,4 @@ def silent(event: Event) -> None:
     """In place of `Recorder.write`: the end of the block is written already."""
 
 
-__all__ = ["Told", "add_events", "run_layer", "silent", "told_of"]
+__all__ = ["run_layer"]
