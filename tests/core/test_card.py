@@ -205,6 +205,7 @@ def test_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
         ("run qwen3:8b --gpu l4", "estimate qwen3:8b --gpu l4 --engine ollama"),
         ("serve Qwen/Qwen3-8B-GGUF:Q4_K_M", "estimate Qwen/Qwen3-8B-GGUF:Q4_K_M --engine llama"),
         ("llama 3.1 8b on my 4090", "card llama 3.1 8b --gpu 4090"),
+        ("serve ./any.gguf", "estimate ./any.gguf --engine llamacpp"),
         ("train", "train"),
         ("serve --help", "serve --help"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem, SourceError
+from memfit.serving import SERVER_ENGINE
 from memfit.words.gpus import cluster_of
 from memfit.words.read import gather
 
@@ -25,7 +26,11 @@ COMMON = {
 
 
 def serve(
-    model: str | os.PathLike[str] | Mapping[str, Any] = "", /, *, engine: str = "vllm", **given: Any
+    model: str | os.PathLike[str] | Mapping[str, Any] = "",
+    /,
+    *,
+    engine: str = SERVER_ENGINE,
+    **given: Any,
 ) -> ServingAnswer:
     """What `engine` will say at its start: memory by purpose, tokens of cache, or the error that it
     raises. `gpu`, `memory`, `offline` and `engine_version` are common to all engines; everything

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from memfit.cli.errors import complain
 from memfit.errors import Problem
+from memfit.serving import GGUF_ENGINE, SERVER_ENGINE, TAG_ENGINE
 from memfit.words.gpus import is_gpu
 
 HELP_WORDS = ("help", "-h", "--help-all", "version")
@@ -71,10 +72,10 @@ def meant_options(task: str, words: Sequence[str]) -> list[str]:
     if task in TRAIN:
         return []
     if any(map(ollama_tag, words)):
-        return ["--engine", "ollama"]
-    if any(map(is_quantized, words)):
-        return ["--engine", "llama.cpp"]
-    return ["--engine", "vllm"] if task in SERVE else ["--task", "inference"]
+        return ["--engine", TAG_ENGINE]
+    if any(is_quantized(word) or word.lower().endswith(".gguf") for word in words):
+        return ["--engine", GGUF_ENGINE]
+    return ["--engine", SERVER_ENGINE] if task in SERVE else ["--task", "inference"]
 
 
 def named_by_place(words: Sequence[str]) -> list[str]:

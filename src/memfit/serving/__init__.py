@@ -61,7 +61,9 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "ggml-org/llama.cpp": ("llama-server",),
 }
 BY_ENVIRONMENT = ("ollama",)  # engines whose options are environment variables
-GGUF_ENGINE = "llamacpp"  # what runs a model that is named with a quantization, and no engine
+# What is meant where no engine is named: with a quantization in the model's name, with a tag as
+# Ollama's library has it, and by `serve` of any other model.
+GGUF_ENGINE, TAG_ENGINE, SERVER_ENGINE = "llamacpp", "ollama", "vllm"
 
 
 def find_engine(name: str) -> ServingEngine:
@@ -85,6 +87,8 @@ __all__ = [
     "BY_ENVIRONMENT",
     "ENGINES",
     "GGUF_ENGINE",
+    "SERVER_ENGINE",
+    "TAG_ENGINE",
     "IMAGES",
     "PROGRAMS",
     "find_engine",

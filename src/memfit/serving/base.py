@@ -99,11 +99,13 @@ class Question:
 class ServingEngine(Protocol):
     """An engine.
 
-    `needs_memory`: its sizes depend on the GPU's memory. `read` takes the words of its own command
-    line (`vllm serve MODEL --flag …`) and returns the model and the flags; `subject` reads names
-    that only this engine understands, and is None for all others. `row_options`, `row_figures` and
-    `row_subject` read published rows: the options, the printed figures under the answer's names,
-    and a model that is described, not named.
+    `needs_memory`: its sizes depend on the GPU's memory. `shared_flag` says how many GPUs share
+    each layer (empty: none do); `online` are the values of `--quantization` that it makes of 16-bit
+    weights layer by layer, without holding all of them first, the better one first. `read` takes
+    the words of its own command line (`vllm serve MODEL --flag …`) and returns the model and the
+    flags; `subject` reads names that only this engine understands, and is None for all others.
+    `row_options`, `row_figures` and `row_subject` read published rows: the options, the printed
+    figures under the answer's names, and a model that is described, not named.
     """
 
     @property
@@ -114,8 +116,11 @@ class ServingEngine(Protocol):
     def options(self) -> tuple[Option, ...]: ...
     @property
     def needs_memory(self) -> bool: ...
+    @property
+    def shared_flag(self) -> str: ...
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]: ...
     def subject(self, name: str, offline: bool = False) -> Subject | None: ...
+    def online(self, question: Question) -> tuple[str, ...]: ...
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]: ...
     def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]: ...
     def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None: ...

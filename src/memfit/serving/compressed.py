@@ -15,7 +15,7 @@ from memfit.model.modules import Layer, Linear, Model, MoE
 from memfit.serving.parts import Compressed, decoder, gated, layer
 
 FLOAT = 4
-INDEXED = 4  # entries of so many tokens are picked by an indexer, and overlap
+INDEXED = 4  # at this ratio entries overlap, and an indexer chooses among them
 
 Config = Mapping[str, Any]
 

@@ -10,11 +10,6 @@ from memfit.serving.base import Question, ServingEngine
 from memfit.serving.flags import read_flags
 from memfit.serving.result import ServingAnswer
 
-SHARED = ("--tensor-parallel-size", "--tp", "--tp_size")  # GPUs that share each layer
-# What vLLM makes from 16-bit weights layer by layer as they load, the better one first (fp8.py
-# uses_meta_device, bitsandbytes_loader.py, 0.24). SGLang and older versions of vLLM hold all of
-# them in 16 bits before.
-QUANTIZED = {"vllm": ("fp8", "bitsandbytes")}
 ROUNDS = 3  # of settings that lead to each other: more GPUs, then a shorter length
 USEFUL = 2048  # tokens: with fewer, other weights or more GPUs are the better way
 EMPTY = ("out of memory", "not enough memory", "no available memory")  # weights leave no room
@@ -23,11 +18,11 @@ EMPTY = ("out of memory", "not enough memory", "no available memory")  # weights
 def with_remedy(engine: ServingEngine, question: Question, answer: ServingAnswer) -> ServingAnswer:
     """`answer` with settings under which the engine starts, as far as any were found: first with
     the same weights on the GPUs of the question, else with smaller weights or on more GPUs."""
-    flag = shared_flag(engine)
+    flag = engine.shared_flag
     if answer.fits or not question.devices or not flag:
         return answer
     spread = {flag: str(len(question.devices))} if answer.gpus < len(question.devices) else {}
-    found = [leads(engine, question, one) for one in alternatives(answer.remedy)]
+    found = [leads(engine, question, one) for one in alternatives(answer.remedy, flag)]
     if not any(found) and spread:
         found = [leads(engine, question, spread)]
     if not any(found) and any(words in answer.failure.lower() for words in EMPTY):
@@ -39,25 +34,19 @@ def with_remedy(engine: ServingEngine, question: Question, answer: ServingAnswer
     return replace(answer, remedy=remedy) if remedy else answer
 
 
-def shared_flag(engine: ServingEngine) -> str:
-    """How this engine spells tensor parallelism; empty where it has none."""
-    known = {flag for option in engine.options for flag in option.flags}
-    return next((flag for flag in SHARED if flag in known), "")
-
-
-def alternatives(remedy: str) -> Iterator[dict[str, str]]:
+def alternatives(remedy: str, shared: str) -> Iterator[dict[str, str]]:
     """The engine's own ways out (`--max-model-len 4096 or …`) but for more GPUs and prose."""
     for one in remedy.split(" or "):
         words = one.split()
-        if one.startswith("--") and len(words) % 2 == 0 and words[0] not in SHARED:
+        if one.startswith("--") and len(words) % 2 == 0 and words[0] != shared:
             yield dict(zip(words[::2], words[1::2], strict=True))
 
 
 def quantized(engine: ServingEngine, question: Question) -> Iterator[dict[str, str]]:
     """Weights that the engine quantizes as it loads them, where nothing else is asked for."""
     stored = question.subject.config.get("quantization_config")
-    if not stored and not question.options.get("quantization") and not question.version:
-        yield from ({"--quantization": name} for name in QUANTIZED.get(engine.name, ()))
+    if not stored and not question.options.get("quantization"):
+        yield from ({"--quantization": name} for name in engine.online(question))
 
 
 def on_more_gpus(
@@ -66,7 +55,7 @@ def on_more_gpus(
     """On as many GPUs as the engine's own remedy names. Where the question names several, their
     new number is a setting, too."""
     words = answer.remedy.split()
-    if not words or words[0] not in SHARED or not words[1].isdecimal():
+    if words[:1] != [flag] or not words[1].isdecimal():
         return ""
     count, device = int(words[1]), question.devices[0]
     several = len(question.devices) > 1
@@ -79,16 +68,17 @@ def on_more_gpus(
 
 def leads(engine: ServingEngine, question: Question, settings: Mapping[str, str]) -> str:
     """`settings`, with those that the engine asks for next, once it starts; else nothing."""
-    settings = dict(settings)
+    settings, least = dict(settings), USEFUL
     for _ in range(ROUNDS):
         answer = asked(engine, question, settings)
         if answer is None:
             return ""
-        length = answer.figures.get("max_concurrency_len", USEFUL)
+        length = int(answer.figures.get("max_concurrency_len", least))
         if answer.fits:
-            short = "--max-model-len" in settings and length < USEFUL
-            return "" if short else " ".join(f"{name} {value}" for name, value in settings.items())
-        following = next(alternatives(answer.remedy), {})
+            words = " ".join(f"{name} {value}" for name, value in settings.items())
+            return words if length >= least else ""
+        least = min(least, length)  # where less is asked for
+        following = next(alternatives(answer.remedy, engine.shared_flag), {})
         if not following or following.items() <= settings.items():
             return ""
         settings |= following

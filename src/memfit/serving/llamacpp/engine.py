@@ -38,10 +38,14 @@ class LlamaCpp:
     title = "llama.cpp"
     options: tuple[Option, ...] = OPTIONS + SILENT + REFUSED
     needs_memory = False
+    shared_flag = ""
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """`llama-server -m FILE …`: the model and the flags."""
         return read_command(words)
+
+    def online(self, question: Question) -> tuple[str, ...]:
+        return ()
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a published row."""

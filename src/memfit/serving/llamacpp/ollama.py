@@ -114,6 +114,7 @@ class Ollama:
     title = "Ollama"
     options: tuple[Option, ...] = OPTIONS
     needs_memory = False
+    shared_flag = ""
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """`OLLAMA_NUM_PARALLEL=4 ollama run qwen3:8b`: the model and the variables as flags."""
@@ -130,6 +131,9 @@ class Ollama:
             rest.pop(0)
         named = rest.pop(0) if rest and not rest[0].startswith("-") else ""
         return named, (*flags, *(word for word in rest if word.startswith("--")))
+
+    def online(self, question: Question) -> tuple[str, ...]:
+        return ()
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The runner's own settings, as its log prints them."""

@@ -97,6 +97,11 @@ class Paged:
     figures: Callable[[Mapping[str, Any]], dict[str, float]] = field(default=lambda figures: {})
     needs_memory = True
 
+    @property
+    def shared_flag(self) -> str:
+        found = (one.flags[0] for one in self.options if one.name == self.tensor)
+        return "" if self.unified else next(found)
+
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """The model and the flags of the engine's own command line."""
         rest = list(words)
@@ -118,6 +123,9 @@ class Paged:
     def subject(self, name: str, offline: bool = False) -> Subject | None:
         """A model whose name only this engine understands."""
         return self.names(name)
+
+    def online(self, question: Question) -> tuple[str, ...]:
+        return ()
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name."""
@@ -260,10 +268,9 @@ def more_gpus(engine: Paged, setup: Setup, device: Device, held: Held) -> str:
     """The setting under which the weights leave room."""
     if engine.unified:
         return "--q-bits 4"
-    flag = next(one.flags[0] for one in engine.options if one.name == engine.tensor)
     for ranks in (2, 4, 8, 16):
         if ranks > setup.tensor and held.weights * setup.tensor / ranks < 0.7 * device.total:
-            return f"{flag} {ranks}"
+            return f"{engine.shared_flag} {ranks}"
     return "a larger GPU, or weights in fewer bits"
 
 

@@ -33,6 +33,7 @@ class SGLang:
     name: str = "sglang"
     title: str = "SGLang"
     needs_memory = True
+    shared_flag = "--tp"
     options: tuple[Option, ...] = OPTIONS
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -63,6 +64,9 @@ class SGLang:
 
     def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
         return None
+
+    def online(self, question: Question) -> tuple[str, ...]:
+        return ()
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name."""

@@ -32,6 +32,7 @@ class VLLM:
     name: str = "vllm"
     title: str = "vLLM"
     needs_memory = True
+    shared_flag = "--tensor-parallel-size"
     options: tuple[Option, ...] = OPTIONS
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -63,6 +64,11 @@ class VLLM:
 
     def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
         return None
+
+    def online(self, question: Question) -> tuple[str, ...]:
+        """quantization/fp8.py uses_meta_device and bitsandbytes_loader.py, 0.24; older versions
+        hold the 16-bit weights first."""
+        return () if question.version else ("fp8", "bitsandbytes")
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name. Words that stand for JSON are left out."""
