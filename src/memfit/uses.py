@@ -70,19 +70,27 @@ def separate(words: Iterable[str]) -> Iterator[str]:
     for word in words:
         piece = ""
         for part in word.split(","):
-            name, equals, size = part.partition("=")
-            name = re.sub(r"[-_ ]?parallel$", "", name.strip().lower())
-            own = piece.partition(",")[0].partition("=")[0].strip().lower()
-            setting = own in LAYOUTS and name in {
-                one.name for one in dataclasses.fields(LAYOUTS[own])
-            }
-            part = WHOLE[name] + equals + size if name in WHOLE and not setting else part
+            part = part if is_setting(part, piece) else shortened(part)
             begins = part.partition("=")[0].strip().lower() in LAYOUTS
             if begins and piece:
                 yield piece
                 piece = ""
             piece = f"{piece},{part}" if piece else part
         yield piece
+
+
+def is_setting(part: str, piece: str) -> bool:
+    """Whether the layout that a piece begins with has a setting of this name."""
+    kind = LAYOUTS.get(re.split("[=,]", piece)[0].strip().lower())
+    name = part.partition("=")[0].strip()
+    return kind is not None and name in {one.name for one in dataclasses.fields(kind)}
+
+
+def shortened(part: str) -> str:
+    """`tensor_parallel=4` as `tp=4`."""
+    name, equals, size = part.partition("=")
+    known = WHOLE.get(re.sub(r"[-_ ]?parallel$", "", name.strip().lower()))
+    return part if known is None else f"{known}{equals}{size}"
 
 
 def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:

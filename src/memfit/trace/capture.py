@@ -87,9 +87,7 @@ class Writer(Recorder):
         self.inside = 0
         self.casts = 0  # of autocast, not of the model's own code
         self.writing = False
-        self.marks_leaves = (
-            False  # whether tensors whose gradient the model's own code asks for count
-        )
+        self.marks_leaves = False  # calls that make what the model's code asks a gradient of
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         outer = self.writing and not self.inside

@@ -355,18 +355,6 @@ def linear(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor,
     return (linears.linear(x, frame.bound.linear(module), frame.ctx),)
 
 
-@operator("bmm")
-def bmm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
-    a, b = tensors(args)
-    return (views.bmm(frame.ctx.r, a, b),)
-
-
-@operator("mm")
-def mm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
-    a, b = tensors(args)
-    return (ops.matmul(frame.ctx.r, a, b, (a.shape[0], b.shape[1])),)
-
-
 @operator("_grouped_mm")
 def grouped(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     x, weight, ends = tensors(args)
