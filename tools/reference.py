@@ -28,7 +28,7 @@ from memfit.report import FORMATS, accuracy_data, codec  # noqa: E402
 from memfit.words.options import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
-ROOMS = ("hardware", "runs", "simulate", "plan", "techniques", "band")
+ROOMS = ("hardware", "runs", "simulate", "plan", "techniques", "band", "serving")
 NOTE = "<!-- Written by tools/reference.py (`make docs`); changes made here are lost. -->"
 TYPES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 

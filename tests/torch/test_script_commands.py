@@ -69,7 +69,7 @@ PASTED = {
     ),
     "uv run train.py": ("train.py", "uv run"),
     "env ls": ("-- ls", "env"),
-    "ls folder --all": ("-- ls", ""),  # an installed command with words of its own
+    "ls folder --all": ("-- ls", ""),  # an installed command and its own options
 }
 
 

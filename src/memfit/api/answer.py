@@ -144,8 +144,8 @@ def without_checkpoints(asked: Question) -> Question:
 
 
 def tracer(asked: Question, progress: Progress | None) -> Producer:
-    """The trace in this process where it is asked for by name; one that nobody asked for runs in a
-    process of its own, with a limit of time."""
+    """The trace, in this process where it is asked for by name. A trace that nobody asked for runs
+    in a separate process with a time limit."""
     if not asked.reasons:
         producer = producer_of("trace")
         assert producer is not None

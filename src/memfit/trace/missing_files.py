@@ -39,7 +39,7 @@ def stands_for_data(path: str, ends: tuple[str, ...]) -> bool:
 
 
 class Files:
-    """Makes each of them once, in a folder of its own."""
+    """Makes each stand-in once, in a temporary folder."""
 
     def __init__(self, recorder: Watcher) -> None:
         self.recorder, self.made = recorder, dict[str, str]()

@@ -1,5 +1,5 @@
-"""`memfit new-family`: what an encoder with a decoder has beside an encoder: two stacks of layers,
-layers that training may skip, and tokens of its own with fixed ids."""
+"""`memfit new-family`: what an encoder with a decoder adds to an encoder: a second stack of layers,
+layers that training may skip, and special tokens with fixed ids."""
 
 from __future__ import annotations
 

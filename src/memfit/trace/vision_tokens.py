@@ -64,7 +64,7 @@ def picture(config: Any) -> tuple[str, int]:
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """What a processor of LLaVA's kind reads of its own file and its class leaves open
+    """The settings that a LLaVA processor has from its file, and that its class does not set
     (transformers 5.23, models/llava/processing_llava.py): it counts a picture's tokens by the
     patches of the vision tower, of which CLIP's has one more, for the class."""
     vision = getattr(config, "vision_config", None)

@@ -48,8 +48,8 @@ class ChainRow:
     """One family: `heads` are those of `job.head` that it has, the usual one first; `rates` are the
     config's fields of dropout with the class's defaults, or with the field that stands for an
     absent one; `sizes` are batch, sequence length, decoder length and labels of the
-    captured runs. `pairs`: a decoder follows the encoder; `stack`: heads of which one of the two
-    runs, with how the names of its kinds of layers begin."""
+    captured runs. `pairs`: a decoder follows the encoder; `stack`: for heads that run only one of
+    the two, the prefix of the kinds of its layers."""
 
     name: str
     dims: Callable[[Fields], Dims]
