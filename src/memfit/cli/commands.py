@@ -147,9 +147,9 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in VERBS:
-            from memfit.registry import nearest
+            from memfit.registry import ALIKE, nearest
 
-            close = nearest(args[0], VERBS)
+            close = nearest(args[0], VERBS, cutoff=ALIKE)
             if not close and (unknown := unknown_gpu(args[0])):
                 raise InputError(unknown)
             if not close and args[1:] and is_model(args[1]):

@@ -15,7 +15,7 @@ from memfit.hardware.link import Link, links
 from memfit.hardware.tables import columns, figure, span, table
 from memfit.lazy_dataclass import dataclass
 from memfit.registry import ALIKE, nearest
-from memfit.units import LARGEST
+from memfit.units import GIB, LARGEST
 
 OLDEST: Annotated[
     tuple[int, int],
@@ -209,6 +209,10 @@ def nvidia_cards() -> list[GPU]:
     return [gpu for gpu in some if gpu.sm is None or gpu.sm >= OLDEST]
 
 
+def apple_gpus() -> list[GPU]:
+    return [gpu for gpu in all_gpus() if gpu.vendor == "apple"]
+
+
 def variants(name: str) -> tuple[GPU, ...]:
     """The GPUs that `name` may mean: none, one, or (`A100`) several."""
     if name in table("gpus") and name != "sources":
@@ -331,7 +335,7 @@ def custom_gpu(memory: int, *, where: str = "memory") -> GPU:
     told = {"memory": "given by the user"}
     return GPU(
         id="custom",
-        name="custom",
+        name=f"{memory / GIB:.3g} GiB GPU",
         memory=memory,
         memory_range=(memory, memory),
         status={"memory": "given"},

@@ -18,7 +18,7 @@ from memfit.band import spread
 from memfit.constants import setting
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus
-from memfit.hardware import GPU, Cluster, nvidia_cards, usable
+from memfit.hardware import GPU, Cluster, apple_gpus, nvidia_cards, usable
 from memfit.hardware.outside import context
 from memfit.hardware.prices import price
 from memfit.job import Job
@@ -272,9 +272,9 @@ def climbed(setting: Setting, ladder: tuple[Change, ...]) -> Setting:
 
 
 def hardware(model: Model, setting: Setting, cluster: Cluster) -> Iterator[Way]:
-    """More of the same GPU, with everything sharded; then the cheapest GPU on which the job fits as
-    it is."""
-    alone = setting.strategy == ONE and cluster.gpus == 1
+    """More of the same GPU, with everything sharded, where machines have several; then the cheapest
+    GPU on which the job fits as it is."""
+    alone = setting.strategy == ONE and cluster.gpus == 1 and cluster.gpu.form != "unified"
     holds = Holds(model)
     for count in COUNTS if alone and setting.job.training else ():
         other = replace(cluster, gpus_per_node=count)
@@ -290,10 +290,16 @@ def hardware(model: Model, setting: Setting, cluster: Cluster) -> Iterator[Way]:
 
 
 def larger(gpu: GPU) -> list[GPU]:
-    """GPUs with more usable memory: those with a public price first, cheapest first."""
-    some = [one for one in nvidia_cards() if usable(one) > usable(gpu)]
+    """GPUs with more usable memory: those with a public price first, cheapest first; of a Mac, Macs
+    before all others."""
+    macs = apple_gpus() if gpu.vendor == "apple" else []
+    some = [one for one in (*macs, *nvidia_cards()) if usable(one) > usable(gpu)]
     costs = {one.id: known.dollars for one in some if (known := price(one)) is not None}
-    return sorted(some, key=lambda one: (one.id not in costs, costs.get(one.id, 0), usable(one)))
+
+    def order(one: GPU) -> tuple[bool, bool, float, int]:
+        return one not in macs, one.id not in costs, costs.get(one.id, 0), usable(one)
+
+    return sorted(some, key=order)
 
 
 def fitting(holds: Holds, setting: Setting, cluster: Cluster) -> Estimate | None:

@@ -112,9 +112,9 @@ def named(use: Use) -> str:
 
 
 def gpu_name(cluster: Cluster) -> str:
-    """`2 x NVIDIA H100`; of one that is known by its memory alone, `a GPU`."""
-    gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
-    return f"{gpus}{cluster.gpu.name}" if cluster.gpu.id != "custom" else "a GPU"
+    """`2 x NVIDIA H100`; of one that is known by its memory alone, `a 16 GiB GPU`."""
+    one = "a " if cluster.gpu.id == "custom" else ""
+    return f"{f'{cluster.gpus} x ' if cluster.gpus > 1 else one}{cluster.gpu.name}"
 
 
 def tuning(use: Use) -> str:
