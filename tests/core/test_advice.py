@@ -341,3 +341,12 @@ def test_hardware_that_is_too_small_for_the_weights_is_not_walked(monkeypatch):
     setting = Setting(Job(task="inference", seq=64), ONE)
     ways = list(hardware(model, setting, cluster))
     assert walked == [ways[0].cluster.gpu.id]
+
+
+def test_a_mac_is_offered_a_larger_mac():
+    """No machine has two of them, and most Macs' owners have no NVIDIA card."""
+    setting = Setting(Job(method="lora", batch=1, seq=64), ONE)
+    ways = list(hardware(built("google/gemma-3-27b-it"), setting, parse_cluster("m4-max-64gb")))
+    found = ways[0].cluster
+    assert (found.gpus, found.gpu.vendor) == (1, "apple")
+    assert found.gpu.memory > parse_cluster("m4-max-64gb").gpu.memory

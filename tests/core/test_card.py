@@ -311,12 +311,13 @@ def test_an_amount_of_memory_is_no_gpu() -> None:
         cluster = cluster_of(text, "")
         assert cluster is not None
         assert (cluster.gpu.id, cluster.gpu.memory) == ("custom", 24 * 2**30)
+        assert cluster.gpu.name == "GPU with 24 GiB"
 
 
 def test_a_gpu_without_a_name_is_no_custom(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpt2", "--memory", "8GiB", "--offline"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("openai-community/gpt2 on a GPU: ")
+    assert lines[0].startswith("openai-community/gpt2 on a GPU with 8 GiB: ")
     assert "; full fine-tuning up to " in lines[1]
 
 

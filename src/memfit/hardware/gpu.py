@@ -335,7 +335,7 @@ def custom_gpu(memory: int, *, where: str = "memory") -> GPU:
     told = {"memory": "given by the user"}
     return GPU(
         id="custom",
-        name=f"{memory / GIB:.3g} GiB GPU",
+        name=f"GPU with {memory / GIB:.3g} GiB",
         memory=memory,
         memory_range=(memory, memory),
         status={"memory": "given"},

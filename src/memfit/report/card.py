@@ -112,7 +112,7 @@ def named(use: Use) -> str:
 
 
 def gpu_name(cluster: Cluster) -> str:
-    """`2 x NVIDIA H100`; of one that is known by its memory alone, `a 16 GiB GPU`."""
+    """`2 x NVIDIA H100`; of one that is known by its memory alone, `a GPU with 16 GiB`."""
     one = "a " if cluster.gpu.id == "custom" else ""
     return f"{f'{cluster.gpus} x ' if cluster.gpus > 1 else one}{cluster.gpu.name}"
 
