@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import memfit
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.formats import FORMATS
@@ -322,3 +323,18 @@ def test_autoawq_stores_a_tied_head_apart() -> None:
 def test_a_value_and_its_part_of_a_scale_and_a_zero_point(name: str, bits: float) -> None:
     assert FORMATS[name].bits == bits
     assert 8 * FORMATS[name].bytes(2**20) == bits * 2**20
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_weights_of_mlx_are_for_mlx_alone(twice: bool) -> None:
+    """mlx-lm names no method: such a model was answered as one of 16 bits."""
+    four = {"bits": 4, "group_size": 64}
+    config = {**SMALL, "quantization": four, **({"quantization_config": four} if twice else {})}
+    with pytest.raises(InputError, match="in MLX's format") as bad:
+        build(config)
+    assert "--engine mlx" in bad.value.problems[0].hint
+    for engine in ("vllm", "sglang", "tgi"):
+        with pytest.raises(InputError, match="in MLX's format"):
+            memfit.serve(config, engine=engine, gpu="l40s")
+    plain = memfit.serve(SMALL, engine="mlx", gpu="m4-max-64gb").figures["weights_gib"]
+    assert memfit.serve(config, engine="mlx", gpu="m4-max-64gb").figures["weights_gib"] < plain / 2

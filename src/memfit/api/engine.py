@@ -197,12 +197,11 @@ def subject_of(model: Any, offline: bool = False) -> Subject:
     built at the model's own dtype: what a quantization stores is the engine's business."""
     from memfit.model.source import read
     from memfit.serving.base import Subject
-    from memfit.serving.subject import structure, subject_from
+    from memfit.serving.subject import structure, subject_from, with_settings
 
     if isinstance(model, Mapping):
-        return Subject(
-            name=str(model.get("model_type", "model")), config=model, model=structure(model)
-        )
+        name = str(model.get("model_type", "model"))
+        return Subject(name=name, config=with_settings(model), model=structure(model))
     try:
         source = read(model, offline=offline)
     except SourceError:

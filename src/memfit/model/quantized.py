@@ -15,7 +15,7 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem
 from memfit.model.config import Fields
 from memfit.model.modules import Layer, Linear, Model, Module, MoE
 
@@ -23,13 +23,17 @@ READ_BY_FAMILY = ("mxfp4",)  # gpt-oss: its family gives the experts their forma
 BY_FILE = ("gguf",)  # exact sizes come from the file
 WILD = re.compile(r"[*?\[]")
 BY_PRODUCER = ("modelopt", "compressed-tensors")  # tools that write several formats
+MLX = "mlx"
 BY_JOB = ("bitsandbytes",)  # `--quant nf4` and its options say the same
 
 
 def apply(model: Model, fields: Fields) -> Model:
     """The model with its linear layers in the stored format; problems go to `fields`."""
-    settings = settings_in(fields.config) and fields.mapping("quantization_config")
-    settings = settings or settings_in(fields.config)
+    settings = settings_in(fields.config)
+    if settings.get("quant_method") == MLX:
+        fields.problems.append(mlx_only())
+        return model
+    settings = (settings and fields.mapping("quantization_config")) or settings
     if not settings or settings.get("quant_method") in READ_BY_FAMILY + BY_FILE:
         return model
     format = stored_format(settings, fields)
@@ -80,10 +84,37 @@ def settings_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(beside, Mapping) and isinstance(beside.get("quantization"), Mapping):
         beside = {"quant_method": "modelopt", **beside["quantization"]}
     inner = text.get("quantization_config") if isinstance(text, Mapping) else None
-    for found in (config.get("quantization_config"), inner, beside):
+    for found in (mlx_settings(config), config.get("quantization_config"), inner, beside):
         if isinstance(found, Mapping) and found:
             return found
     return {}
+
+
+def mlx_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """MLX's own, which name no method and stand under two names (mlx_lm/utils.py
+    quantize_model)."""
+    found = config.get("quantization")
+    other = config.get("quantization_config")
+    if not isinstance(found, Mapping) or not {"bits", "group_size"} <= found.keys():
+        return {}
+    if isinstance(other, Mapping) and other.get("quant_method", MLX) != MLX:
+        return {}
+    return {**found, "quant_method": MLX}
+
+
+def unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the same model in its own numbers."""
+    left_out = ("quantization_config", *(["quantization"] if mlx_settings(config) else []))
+    return {key: value for key, value in config.items() if key not in left_out}
+
+
+def mlx_only() -> Problem:
+    """What to say of weights that MLX alone reads."""
+    return Problem(
+        message="the weights are in MLX's format, which nothing but MLX loads",
+        where="config.quantization",
+        hint="`--engine mlx`, or the model that they were made from",
+    )
 
 
 def format_at(path: str, settings: Mapping[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from memfit.errors import Problem
 from memfit.lazy_dataclass import dataclass
-from memfit.model.quantized import Skip
+from memfit.model.quantized import MLX, Skip, mlx_only
 
 HALF = 2  # bytes of bfloat16 and float16
 FLOAT = 4
@@ -257,6 +257,9 @@ def scheme_of(
     if found is None:
         settings = config["quantization_config"]
         method = settings.get("quant_method") if isinstance(settings, Mapping) else settings
+        if method == MLX:
+            problems.append(mlx_only())
+            return PLAIN
         problems.append(
             Problem(
                 message=f"these settings of `{str(method)[:40]}` are not supported yet"

@@ -9,21 +9,26 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.model.families import build
 from memfit.model.modules import Model
-from memfit.model.quantized import settings_in
+from memfit.model.quantized import settings_in, unquantized
 from memfit.model.source import Source
 from memfit.serving.base import Subject
 from memfit.serving.compressed import is_compressed
 from memfit.serving.outline import outline
 
 
+def with_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with what it says of quantization in one place. Engines look for that in the
+    text's config, too (vLLM config/model.py _parse_quant_hf_config, SGLang weight_utils.py
+    get_quant_config)."""
+    stored = settings_in(config)
+    return {**config, "quantization_config": stored} if stored else config
+
+
 def subject_from(source: Source) -> Subject:
-    """A model as it was read. Engines look for quantization in the text's config, too (vLLM
-    config/model.py _parse_quant_hf_config, SGLang weight_utils.py get_quant_config)."""
-    stored = settings_in(source.config)
-    config = {**source.config, "quantization_config": stored} if stored else source.config
+    """A model as it was read."""
     return Subject(
         name=source.name,
-        config=config,
+        config=with_settings(source.config),
         source=source,
         model=structure(source.config, source.name, source.origin, source.parameters),
         parameters=source.parameters,
@@ -36,9 +41,9 @@ def structure(
 ) -> Model | None:
     """The modules of a family that memfit knows, else an outline, at the model's own dtype: what a
     quantization stores is the engine's business. None where nothing is known."""
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
     try:
-        made = dataclasses.replace(build(plain, name=name, origin=origin), config=config)
+        plain = build(unquantized(config), name=name, origin=origin)
+        made = dataclasses.replace(plain, config=config)
     except InputError:
         return outline(config, parameters, name, origin)
     # captured graphs say what a layer computes, but not what an engine splits and caches
@@ -61,7 +66,7 @@ def known_model(subject: Subject, *, compressed: bool = False) -> Model:
 def reason(config: Mapping[str, Any]) -> InputError:
     """Why there is no model: what is wrong in the config of a known type, or an unknown type."""
     try:
-        build({key: value for key, value in config.items() if key != "quantization_config"})
+        build(unquantized(config))
     except InputError as bad:
         if any(str(one.where) != "config.model_type" for one in bad.problems):
             return bad

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memfit.model.quantized import MLX
 from memfit.serving.base import Device, Subject
 from memfit.serving.named import by_name
 from memfit.serving.paged.engine import (
@@ -49,7 +50,9 @@ def plain(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config with MLX's quantization under one name: mlx-lm writes it under two, the second of
     which (without a method) is other engines' (mlx_lm/utils.py quantize_model)."""
     second = config.get("quantization_config")
-    if not isinstance(second, Mapping) or "bits" not in second or second.get("quant_method"):
+    if not isinstance(second, Mapping) or "bits" not in second:
+        return config
+    if second.get("quant_method", MLX) != MLX:
         return config
     rest = {key: one for key, one in config.items() if key != "quantization_config"}
     return {**rest, "quantization": config.get("quantization") or second}
