@@ -38,13 +38,23 @@ def test_each_column_is_the_estimate_of_its_variant(capsys: pytest.CaptureFixtur
         assert one["estimate"]["memory"]["device"] == alone.device
 
 
-def test_a_variant_may_be_written_as_keys(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("between", [" ", ","])
+def test_a_variant_may_be_written_as_keys(between: str, capsys: pytest.CaptureFixture[str]) -> None:
     gpus = ("--gpus", "2xa10", "--json")
-    _, keys, _ = said(capsys, *gpus, "--with", "method=lora rank=4", "--with", "use=ddp=2")
+    lora = f"method=lora{between}rank=4"
+    _, keys, _ = said(capsys, *gpus, "--with", lora, "--with", "use=ddp=2")
     flags = ("--with", "--method lora --rank 4", "--with", "--use ddp=2")
     _, plain, _ = said(capsys, *gpus, *flags)
     found, wanted = (json.loads(one)["variants"] for one in (keys, plain))
     assert [one["estimate"] for one in found] == [one["estimate"] for one in wanted]
+
+
+def test_a_comma_within_a_value_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = ("--gpus", "4xa10", "--json")
+    code, out, _ = said(capsys, *gpus, "--with", "use=fsdp=2,ddp=2,batch=2", "--with", "batch=4")
+    assert code == 0
+    jobs = [one["estimate"]["job"] for one in json.loads(out)["variants"]]
+    assert [job["batch"] for job in jobs] == [2, 4]
 
 
 def test_the_table_has_a_column_for_each_and_says_which_is_which(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import click
@@ -71,11 +71,13 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
 
 
 def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str, Any]:
-    """The options of one variant; `method=lora` is `--method lora`, as a job file's key."""
+    """The options of one variant; `method=lora` is `--method lora`, as a job file's key, and so is
+    each of `method=lora,batch=2`."""
     try:
         words = shlex.split(text)
         if not any(word.startswith("-") for word in words):
-            words = [f"--{word}" if "=" in word else word for word in words]
+            known = {str(one.name) for one in reader.params}
+            words = [one for word in words for one in pairs(word, known)]
         flags = cli_arguments.read(words, reader.params, "compare")
         context = reader.make_context("--with", flags, resilient_parsing=False)
     except (click.ClickException, ValueError) as error:
@@ -89,6 +91,20 @@ def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str,
         wrong += [dataclasses.replace(one, where="with") for one in bad.problems]
         return {}
     return {name: value for name, value in context.params.items() if value not in (None, ())}
+
+
+def pairs(word: str, known: Collection[str]) -> list[str]:
+    """`method=lora` and `batch=2` of `method=lora,batch=2`; a comma before a word that is no option
+    belongs to the value, as in `use=tp=4,pp=2`."""
+    if "=" not in word:
+        return [word]
+    found: list[str] = []
+    for part in word.split(","):
+        if found and part.partition("=")[0].replace("-", "_") not in known:
+            found[-1] += f",{part}"
+        else:
+            found.append(f"--{part}")
+    return found
 
 
 __all__ = ["FLAGS", "HELP", "runner"]
