@@ -41,6 +41,15 @@ def test_a_pasted_command_of_an_engine_is_answered_by_that_engine(
     assert answer["gpu"] == "NVIDIA H100 80GB HBM3"
 
 
+def test_an_engine_may_be_named_before_its_own_command() -> None:
+    line = ["vllm", "serve", "Qwen/Qwen3-8B", "--gpu", "h100"]
+    meant = pasted(["estimate", *line])
+    for before in (["--engine", "vllm"], ["--engine=vllm"], ["--engine", "vllm", "--"]):
+        assert pasted(["estimate", *before, *line]) == meant
+    with pytest.raises(InputError, match="unknown serving engine"):
+        pasted(["estimate", "--engine", "vlmm", "--", *line])
+
+
 def test_options_of_a_pasted_command_count() -> None:
     line = "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --gpu h100"
     own, command = ["--gpu", "h100"], line.split()[:-2]
@@ -95,7 +104,11 @@ def test_a_missing_gguf_file_is_read_by_its_name(capsys: pytest.CaptureFixture[s
     words = ["estimate", "--engine", "llama.cpp", "--gpu", "rtx-3060"]
     assert main([*words, "models/Qwen3-8B-UD-Q4_K_M-00001-of-00002.gguf"]) == 0
     assert "is not on this machine" in capsys.readouterr().out
+    assert main(["estimate", "Qwen3-8B-UD-Q4_K_M.gguf", "--gpu", "rtx-3060"]) == 0
+    assert "is not on this machine" in capsys.readouterr().out
     assert main([*words, "models/unheard-of.gguf"]) == 2
+    assert main(["models/Qwen3-8B-Q4_K_M.gguf", "--gpu", "rtx-3060"]) == 2
+    assert "did you mean `Qwen/Qwen3-8B`?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,19 @@ def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["fits"]
 
 
+def test_tokens_in_and_out_mean_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "qwen3-8b", "--in", "8k", "--out", "1k", "--users", "4", "--json"]
+    assert main([*words, "--task", "inference"]) == 0
+    out, err = capsys.readouterr()
+    assert "`--in` and `--out` mean `--engine vllm --gpu cheapest` here" in err
+    cheapest = plan_engine("qwen3-8b", engine="vllm", gpu="cheapest", users=4, **LOAD)
+    assert json.loads(out)["gpu"] == cheapest.cluster.gpu.id
+    assert main([*words, "--gpu", "l40s"]) == 0
+    out, err = capsys.readouterr()
+    assert "mean `--engine vllm` here" in err
+    assert json.loads(out)["gpu"] == "l40s"
+
+
 @pytest.mark.parametrize("words", [["--model", "qwen3-8b"], ["--", "vllm", "serve", "qwen3-8b"]])
 def test_the_engines_own_words_name_the_model(
     words: list[str], capsys: pytest.CaptureFixture[str]

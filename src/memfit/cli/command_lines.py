@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memfit.errors import InputError, Problem
-from memfit.serving import BY_ENVIRONMENT, IMAGES, PROGRAMS
+from memfit.serving import BY_ENVIRONMENT, IMAGES, PROGRAMS, find_engine
 
 LAUNCHERS = ("python", "python3", "accelerate", "torchrun", "deepspeed", "uv")
 SCRIPTS = (".py", ".ipynb")
 CONTAINERS = ("docker", "podman")
 OWN = ("--gpu", "--gpus", "--memory", "--engine-version")  # memfit's options among an engine's
+ENGINE = "--engine"  # may stand before such a command line
 SWITCHES = ("--json", "--explain")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 
@@ -37,11 +38,26 @@ def pasted(words: Sequence[str]) -> list[str] | None:
         raise InputError(unnamed(found.command[0]))
     engine = engine_of(found.command)
     if engine:
+        found = found._replace(own=without_engine(found.own, engine))
         return ["estimate", *found.own, "--engine", engine, "--", *found.command]
     script = next((word for word in found.command if word.endswith(SCRIPTS)), "")
     if script:
         raise InputError(scripted(found, script))
     raise InputError(unknown(found.command or words))
+
+
+def without_engine(own: Sequence[str], engine: str) -> list[str]:
+    """memfit's options without the engine that the command line starts as well."""
+    rest, left = list[str](), list(own)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if name == ENGINE:
+            value = value if equals else left.pop(0)
+            rest += [] if find_engine(value) is find_engine(engine) else [ENGINE, value]
+        else:
+            rest.append(word)
+    return rest
 
 
 def taken_apart(words: Sequence[str]) -> Pasted | None:
@@ -51,7 +67,7 @@ def taken_apart(words: Sequence[str]) -> Pasted | None:
         rest.pop(0)
     rest = rest[1:] if rest[:1] == ["--"] else rest
     while rest and rest[0].startswith("--"):
-        taken = option(rest)
+        taken = option(rest, (*OWN, ENGINE))
         if not taken:
             return None
         own += taken
@@ -72,12 +88,12 @@ def taken_apart(words: Sequence[str]) -> Pasted | None:
     return Pasted(own, [word for word in command if word not in ("\n", "\\")])
 
 
-def option(words: Sequence[str]) -> list[str]:
+def option(words: Sequence[str], known: Sequence[str] = OWN) -> list[str]:
     """The words of memfit's own option at the beginning; none where there is another word."""
     name, equals, _ = words[0].partition("=")
-    if name in SWITCHES or (name in OWN and equals):
+    if name in SWITCHES or (name in known and equals):
         return [words[0]]
-    return list(words[:2]) if name in OWN and len(words) > 1 else []
+    return list(words[:2]) if name in known and len(words) > 1 else []
 
 
 def split(text: str) -> list[str]:

@@ -109,6 +109,11 @@ class Estimating(Engines):
 class PlanningCommand(Engines):
     """Plans the settings of a serving engine."""
 
+    def implies_engine(self, args: Sequence[str]) -> bool:
+        from memfit.cli.engine import load_named
+
+        return load_named(args)
+
     def answered(self, words: tuple[str, ...]) -> tuple[int, str]:
         from memfit.cli.engine import run_plan
 

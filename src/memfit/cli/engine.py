@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from memfit import spellings
-from memfit.cli.errors import note_gpu
+from memfit.cli.errors import complain, note_gpu
 from memfit.errors import InputError, Problem
 from memfit.report import FORMATS
 from memfit.terminal import terminal_columns
@@ -24,6 +24,7 @@ PLAN_FLAG = click.Option(
     metavar="NAME",
     help="serving engine whose settings are planned, with its own flags: vllm or sglang",
 )
+LOAD = ("--in", "--out")
 OWN = ("gpu", "gpus", "memory", "engine", "engine-version", "format")  # memfit's own, with a value
 SWITCHES = ("json", "explain", "offline", "help")
 
@@ -35,12 +36,19 @@ def engine_named(words: Sequence[str]) -> bool:
 
 
 def quantized_file(words: Sequence[str]) -> bool:
-    """Whether the words name a model in one of ggml's quantizations and no job: no trainer trains
-    such a file, and llama.cpp runs it."""
+    """Whether the words name a GGUF file, or a model in one of ggml's quantizations, and no job: no
+    trainer trains such a file, and llama.cpp runs it."""
     from memfit.model.spellings import is_quantized
 
     _, rest, command, problems = sort_words(words)
-    return len(rest) == 1 and not command and not problems and is_quantized(rest[0])
+    if len(rest) != 1 or command or problems:
+        return False
+    return is_quantized(rest[0]) or rest[0].lower().endswith(".gguf")
+
+
+def load_named(words: Sequence[str]) -> bool:
+    """Whether the words name the tokens of requests as only a plan for an engine takes them."""
+    return any(word.partition("=")[0] in LOAD for word in words)
 
 
 def sort_words(
@@ -109,15 +117,27 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
 
 def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
     """`memfit plan --engine NAME`. Exit code 0: something holds the load. 1: nothing does."""
-    from memfit.api.engine_plan import OF_A_PLAN, plan_from_words
+    from memfit.api.engine_plan import CHEAPEST, OF_A_PLAN, plan_from_words
     from memfit.report.engine_plan import write
+    from memfit.serving import SERVER_ENGINE
 
     own, rest, command, problems = sort_words(words, (*OWN, *spellings.names(OF_A_PLAN)))
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, plan_help(own.get("engine", ""))
+    means = {} if "engine" in own else {"engine": SERVER_ENGINE}
+    if means and not {"gpu", "memory"} & own.keys():
+        means["gpu"] = CHEAPEST
+    if means:
+        said = " ".join(f"--{name} {value}" for name, value in means.items())
+        typed = [f"`{one}`" for one in LOAD if one[2:] in own]
+        verb = "means" if len(typed) == 1 else "mean"
+        message = f"{' and '.join(typed)} {verb} `{said}` here"
+        hint = "for transformers' own generation, use `--seq` and `--new-tokens`"
+        complain((Problem(message=message, hint=hint, level="note"),))
+    own |= means
     note_gpu(str(own.get("gpu") or ""))
-    plan = plan_from_words(rest, command, own.pop("engine", ""), own)
+    plan = plan_from_words(rest, command, own.pop("engine"), own)
     return (FITS if plan.fits else DOES_NOT), write(plan, form, width=width)
 
 

@@ -153,6 +153,8 @@ def is_model(word: str) -> bool:
 
 def modelled(word: str, verbs: Collection[str]) -> bool:
     """Whether a word is rather a model's name than a verb that is misspelled."""
+    from pathlib import Path
+
     from memfit.model import catalog
     from memfit.model.family_names import is_closed, models_of
     from memfit.registry import nearest
@@ -161,7 +163,8 @@ def modelled(word: str, verbs: Collection[str]) -> bool:
         return True
     if models_of(word):
         return True
-    return not nearest(word, verbs) and bool(catalog.alike(word) or catalog.family(word))
+    known = catalog.alike(word) or catalog.family(word) or Path(word).is_dir()
+    return not nearest(word, verbs) and bool(known)
 
 
 __all__ = ["is_model", "routed"]

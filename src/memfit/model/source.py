@@ -178,6 +178,19 @@ def _exists(spec: str) -> bool:
         return False
 
 
+def _unread(spec: str, error: OSError) -> SourceError:
+    """Why a file cannot be read, and the model that a missing GGUF file is named after."""
+    bad = unreadable(spec, error)
+    name = Path(spec).name
+    if not name.lower().endswith(".gguf") or not isinstance(error, FileNotFoundError):
+        return bad
+    found = meant(name[: -len(".gguf")])
+    if found is None:
+        return bad
+    hint = f"did you mean `{found.name}`?"
+    return SourceError(replace(bad.problems[0], hint=hint, fix=(spec, found.name)))
+
+
 def _refuse_paths(spec: str, name: str) -> None:
     """What can only have been meant as a path is not looked for on the hub."""
     looks = (
@@ -196,4 +209,4 @@ def _refuse_paths(spec: str, name: str) -> None:
         try:
             typed_path(spec).stat()
         except OSError as error:
-            raise unreadable(spec, error) from None
+            raise _unread(spec, error) from None
