@@ -364,10 +364,11 @@ def test_flags_of_dp_attention_that_change_the_weights() -> None:
     alone = weights()
     head, dense = 129280 * 7168 * 2, 3 * 3 * 7168 * 18432
     latent = 61 * 512 * 128 * (128 + 128)  # a byte more for each value of kv_b_proj
+    offsets = 58 * 16 * (4096 + 7168) * 4
     for more, extra in (
         ({"enable_dp_lm_head": True}, head * 15 / 16),
         ({"moe_dense_tp_size": 1}, dense * 15 / 16),
-        ({"quantization": "modelslim"}, latent),
+        ({"quantization": "modelslim"}, latent + offsets),
     ):
         assert weights(**more) - alone == pytest.approx(extra, rel=0.04), more
     with pytest.raises(InputError, match="at most 1"):

@@ -120,6 +120,43 @@ def int48(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterato
     yield max(1, matrix.experts) * matrix.outputs * FLOAT
 
 
+class Relaid(int):
+    """Bytes of a matrix that is laid out anew once it is loaded."""
+
+
+class RelaidStack(Relaid):
+    """Bytes of a stack of experts' matrices that is laid out anew."""
+
+
+class RelaidHalves(RelaidStack):
+    """The same in 4 bits."""
+
+
+def modelslim(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """Ascend's int8: a scale and an offset per output, in fp32 for experts. A matrix has beside
+    them what a stated scale of its input takes (SGLang 0.5.7 hardware_backend/npu/quantization/
+    linear_method_npu.py NPUW8A8Int8LinearMethod, fused_moe_method_npu.py)."""
+    if matrix.experts:
+        yield RelaidStack(matrix.count)
+        yield from (matrix.experts * matrix.outputs * FLOAT,) * 2
+    else:
+        yield Relaid(matrix.count)
+        yield from (matrix.outputs * HALF,) * 2
+        yield from (matrix.outputs * FLOAT,) * 2
+        yield from (matrix.inputs * HALF,) * 3
+
+
+def modelslim4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """Ascend's w4a8: experts in 4 bits with a scale of 8 bytes, an offset and a bias per output;
+    everything else in 8 bits (NPUW4A8Int4DynamicMoEMethod)."""
+    if not matrix.experts:
+        yield from modelslim(matrix, scheme, sm)
+        return
+    yield RelaidHalves(matrix.count // 2)
+    yield matrix.experts * matrix.outputs * 2 * FLOAT
+    yield from (matrix.experts * matrix.outputs * FLOAT,) * 2
+
+
 def packed(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
     """GPTQ, AWQ and compressed-tensors' packed integers, after Marlin's repacking."""
     stack = max(1, matrix.experts)
@@ -190,6 +227,8 @@ KINDS: dict[str, Store] = {
     "int8": int8,
     "packed": packed,
     "int48": int48,
+    "modelslim": modelslim,
+    "modelslim4": modelslim4,
     "nf4": nf4,
     "fp4": fp4,
     "mxfp4": mxfp4,

@@ -13,10 +13,18 @@ from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.links import communicator_bytes
 from memfit.serving.result import Pool, ServingAnswer
+from memfit.serving.sglang.ascend import loaded_bytes
 from memfit.serving.sglang.options import OPTIONS
 from memfit.serving.sglang.pools import Pools, cells, pools, stateless
-from memfit.serving.sglang.setup import GUESSES, Setup, set_up
-from memfit.serving.weights import LARGER, allocate, enough_ranks, rank_bytes, table_rows
+from memfit.serving.sglang.setup import GUESSES, MODELSLIM_KINDS, Setup, latent, set_up
+from memfit.serving.weights import (
+    LARGER,
+    allocate,
+    enough_ranks,
+    rank_bytes,
+    rank_sizes,
+    table_rows,
+)
 from memfit.units import GIB, MIB
 
 TORCH = (2, 8)  # that SGLang 0.5 installs
@@ -86,7 +94,7 @@ class SGLang:
         setup = set_up(question)
         device = question.devices[0] if question.devices else None
         # model_runner.py load_model: the free memory that went missing, so all that was reserved
-        weights = rank_bytes(setup.model, setup.rank, reserved=True)
+        weights = loaded(setup)
         if device is None:
             full, sliding = cells(setup)
             need = setup.length * (full + sliding)
@@ -96,6 +104,14 @@ class SGLang:
             )
             return answer_of(setup, None, found, {"weights_gib": weights / GIB}, "", "")
         return whole(setup, device, weights)
+
+
+def loaded(setup: Setup) -> int:
+    """Bytes of the free memory that loading the weights takes."""
+    if setup.rank.scheme.kind not in MODELSLIM_KINDS.values():
+        return rank_bytes(setup.model, setup.rank, reserved=True)
+    sizes = tuple(rank_sizes(setup.model, setup.rank))
+    return loaded_bytes(sizes, setup.version, setup.fused, not latent(setup.model))
 
 
 def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:

@@ -42,6 +42,8 @@ MOST_BATCH = 65536  # of a CUDA graph that memfit reads
 HOST_RATIO = 2.0  # server_args.py hicache_ratio
 # What ModelSlim leaves in 16 bits (msmodelslim example/DeepSeek/quant_deepseek_w8a8.py)
 MODELSLIM_KEEPS = ("kv_b_proj",)
+FUSED = "ascend_fuseep"  # a value of --moe-a2a-backend
+MODELSLIM_KINDS = {"int8": "modelslim", "int48": "modelslim4"}  # as Ascend's kernels store them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class Setup:
     joint_states: bool = True  # states of guesses are part of the states' own share
     radix: bool = True
     windows: bool = True  # sliding layers have a pool of their own
+    fused: bool = False  # Ascend's fused dispatch of experts
     problems: tuple[Problem, ...] = ()
 
 
@@ -90,12 +93,13 @@ def set_up(question: Question) -> Setup:
         subject.config, problems, method=options.get("quantization"), online=SGLANG_ONLINE
     )
     if options.get("quantization") == "modelslim":
-        scheme = replace(scheme, skip=scheme.skip + MODELSLIM_KEEPS)
+        kind = MODELSLIM_KINDS.get(scheme.kind, scheme.kind)
+        scheme = replace(scheme, kind=kind, skip=scheme.skip + MODELSLIM_KEEPS)
     problems += missing_attention(model)
     contexts = int(options.get("attn_cp_size") or 1)
     problems += rank_problems(options, tensor, copies if shared else 1, contexts)
     raise_errors(problems)
-    problems += split_problems(model, tensor // (copies if shared else 1) // contexts)
+    problems += split_problems(model, attention_ranks(options))
     problems += batch_problems(options)
     raise_errors(problems)
     chunk, graphs = sizes_of(question, tensor)
@@ -136,6 +140,7 @@ def set_up(question: Question) -> Setup:
         radix=not options.get("disable_radix_cache"),
         windows=defaults_of(question.version).windows
         and not options.get("disable_hybrid_swa_memory"),
+        fused=options.get("moe_a2a_backend") == FUSED,
         problems=tuple(problems),
     )
 
@@ -150,6 +155,13 @@ def host_cache(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"host_ratio": float(options.get("hicache_ratio") or HOST_RATIO)}
 
 
+def attention_ranks(options: Mapping[str, Any]) -> int:
+    """Ranks that share the heads of attention. Those of a context have the same ones
+    (layers/dp_attention.py initialize_dp_attention, 0.5.13)."""
+    copies = int(options.get("dp_size") or 1) if options.get("enable_dp_attention") else 1
+    return int(options.get("tp_size") or 1) // copies // int(options.get("attn_cp_size") or 1)
+
+
 def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length: int) -> Rank:
     """What one GPU has of the model; of a pipeline the last, which has the most layers
     (distributed/utils.py get_pp_indices, 0.5.9) and the output head."""
@@ -161,11 +173,9 @@ def rank_of(question: Question, model: Model, scheme: Scheme, width: int, length
     # of fewer owners than ranks several ranks split each expert: as many bytes for each rank
     spread = whole or int(options.get("ep_size") or 1) > 1
     gpu = question.devices[0].gpu if question.devices else None
-    # layers/dp_attention.py initialize_dp_attention, 0.5.13: the ranks of a context have the same
-    heads = tensor // (copies if shared else 1) // int(options.get("attn_cp_size") or 1)
     return Rank(
         tensor=tensor,
-        attention=heads,
+        attention=attention_ranks(options),
         experts=tensor if spread else 1,
         sm=None if gpu is None else gpu.sm,
         width=width,
