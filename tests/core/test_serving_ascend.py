@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.result import ServingAnswer
@@ -89,3 +90,16 @@ def test_experts_have_offsets_beside_their_scales() -> None:
     assert eight == [8 * 512 * 512, 8 * 512 * 4, 8 * 512 * 4]
     four = list(tensors(stack, Scheme(kind="modelslim4"), None))
     assert four == [4 * 512 * 512, 8 * 512 * 8, 8 * 512 * 4, 8 * 512 * 4]
+
+
+def test_contexts_of_sparse_attention_copy_its_weights() -> None:
+    model, spread = "DeepSeek-V3.2-Exp-W8A8", {"moe_a2a_backend": "deepep", "moe_dense_tp_size": 1}
+    split = answer(model, 32, **spread)
+    copied = answer(model, 32, **spread, enable_nsa_prefill_context_parallel=True)
+    assert copied.figures["weights_gib"] - split.figures["weights_gib"] > 10
+    with pytest.raises(InputError, match="must be 8"):
+        answer(model, 16, quantization=None, enable_nsa_prefill_context_parallel=True)
+    with pytest.raises(InputError, match="sparse attention"):
+        answer("DeepSeek-R1-0528-w8a8", 8, enable_nsa_prefill_context_parallel=True)
+    gpu = answer(model, 8, quantization=None, enable_nsa_prefill_context_parallel=True)
+    assert gpu.figures["weights_gib"] > answer(model, 8, quantization=None).figures["weights_gib"]

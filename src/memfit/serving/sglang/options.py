@@ -63,6 +63,11 @@ OPTIONS = (
         "--attention-context-parallel-size",
         low=1,
     ),
+    option(
+        "enable_nsa_prefill_context_parallel",
+        "flag",
+        "each rank has the whole attention, and computes a part of the prompt",
+    ),
     option("context_length", "size", "tokens of the longest request [default: the model's own]"),
     option("mem_fraction_static", "float", "share of the free memory for weights and cache"),
     option("max_running_requests", "int", "most requests at once", low=1),

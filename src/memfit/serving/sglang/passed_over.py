@@ -285,7 +285,6 @@ UNKNOWN_FLAGS = [
     "--enable-fp32-lm-head",
     "--enable-lora",
     "--enable-multi-layer-eagle",
-    "--enable-nsa-prefill-context-parallel",
     "--enable-piecewise-cuda-graph",
     "--enable-symm-mem",
     "--encoder-only",

@@ -84,6 +84,7 @@ class Setup:
 
 def set_up(question: Question) -> Setup:
     """The settings, or all problems at once."""
+    question = with_contexts(question)
     options, subject, problems = question.options, question.subject, list[Problem]()
     model = known_model(subject)
     tensor = int(options.get("tp_size") or 1)
@@ -155,9 +156,42 @@ def host_cache(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"host_ratio": float(options.get("hicache_ratio") or HOST_RATIO)}
 
 
+CONTEXTS = "enable_nsa_prefill_context_parallel"
+CONTEXT_RANKS = 8  # that GPUs must have with it
+
+
+def with_contexts(question: Question) -> Question:
+    """What sparse attention's contexts imply on GPUs, in their default mode (server_args.py
+    _handle_model_specific_adjustments, 0.5.7 and 0.5.9)."""
+    options = question.options
+    if not options.get(CONTEXTS):
+        return question
+    tensor, problems = int(options.get("tp_size") or 1), list[Problem]()
+    if "index_head_dim" not in question.subject.config:
+        message = "only models with DeepSeek's sparse attention have this option"
+        problems.append(Problem(message=message, where=CONTEXTS))
+    if options.get("quantization") != "modelslim" and tensor != CONTEXT_RANKS:
+        message, hint = f"`--tp {tensor}` must be {CONTEXT_RANKS} with it", "use `--tp 8`"
+        problems.append(Problem(message=message, where=CONTEXTS, hint=hint))
+    raise_errors(problems)
+    if options.get("quantization") == "modelslim":
+        return question
+    implied = {
+        "enable_dp_attention": True,
+        "moe_dense_tp_size": 1,
+        "moe_a2a_backend": "deepep",
+        "ep_size": tensor,
+        "kv_cache_dtype": "bfloat16",
+    }
+    return replace(question, options={**options, **implied})
+
+
 def attention_ranks(options: Mapping[str, Any]) -> int:
     """Ranks that share the heads of attention. Those of a context have the same ones
-    (layers/dp_attention.py initialize_dp_attention, 0.5.13)."""
+    (layers/dp_attention.py initialize_dp_attention, 0.5.13), and those of sparse attention's
+    contexts all of them (models/deepseek_v2.py DeepseekV2AttentionMLA, 0.5.7)."""
+    if options.get(CONTEXTS):
+        return 1
     copies = int(options.get("dp_size") or 1) if options.get("enable_dp_attention") else 1
     return int(options.get("tp_size") or 1) // copies // int(options.get("attn_cp_size") or 1)
 
