@@ -103,3 +103,10 @@ def test_contexts_of_sparse_attention_copy_its_weights() -> None:
         answer("DeepSeek-R1-0528-w8a8", 8, enable_nsa_prefill_context_parallel=True)
     gpu = answer(model, 8, quantization=None, enable_nsa_prefill_context_parallel=True)
     assert gpu.figures["weights_gib"] > answer(model, 8, quantization=None).figures["weights_gib"]
+
+
+def test_modelslim_leaves_the_indexer_in_16_bits() -> None:
+    options = {"dp_size": 8, **SHARED, "moe_dense_tp_size": 1}
+    assert answer("DeepSeek-V3.2-Exp-W8A8", 32, **options).figures["weights_gib"] == pytest.approx(
+        31.91, rel=0.008
+    )

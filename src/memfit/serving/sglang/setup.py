@@ -40,8 +40,9 @@ SGLANG_ONLINE = {
 SEPARATED = str.maketrans("[],", "   ")
 MOST_BATCH = 65536  # of a CUDA graph that memfit reads
 HOST_RATIO = 2.0  # server_args.py hicache_ratio
-# What ModelSlim leaves in 16 bits (msmodelslim example/DeepSeek/quant_deepseek_w8a8.py)
-MODELSLIM_KEEPS = ("kv_b_proj",)
+# What ModelSlim leaves in 16 bits (msmodelslim example/DeepSeek/quant_deepseek_w8a8.py,
+# lab_practice/deepseek_v3_2/deepseek_w8a8.yaml)
+MODELSLIM_KEEPS = ("kv_b_proj", "indexer")
 FUSED = "ascend_fuseep"  # a value of --moe-a2a-backend
 MODELSLIM_KINDS = {"int8": "modelslim", "int48": "modelslim4"}  # as Ascend's kernels store them
 
