@@ -94,11 +94,12 @@ of llama.cpp's, are up to 25 % off.
 What is off, and why: on a Radeon AI PRO R9700 starts of vLLM 0.11.2 that compiled have 0 to 3.0 GiB
 less cache than starts by the same command with compiled kernels; what holds the memory is not
 known. memfit counts 2.6 GiB, from one pair of logs, for each start on ROCm that compiles, before
-0.13: the two logs of 0.13 that compiled, both of Gemma 3, miss nothing. On Ascend cards 0.8 to 1.9
-GiB of a rank are unexplained, and 14 GiB where attention is split over contexts, which memfit does
-not know. On a DGX Spark SGLang reads the available memory of the machine, which its own processes
-fill, too. One row of TensorRT-LLM (tensorrt-llm-0012) said one GPU until its errors were looked
-into; its file is called `W4_tp2.txt`, its bytes a token are those of half a model, and it says two
+0.13: the two logs of 0.13 that compiled, both of Gemma 3, miss nothing. On Ascend cards weights are
+within 1 %, but with a fused dispatch of experts (+10 %). Their logs print no version: the options
+that they print are nearest to those of SGLang 0.5.7. On a DGX Spark SGLang reads the available
+memory of the machine, which its own processes fill, too. One row of TensorRT-LLM
+(tensorrt-llm-0012) said one GPU until its errors were looked into; its file is called `W4_tp2.txt`,
+its bytes a token are those of half a model, and it says two
 since (weights before: 96.5 % off). No row of this table was held out: the rules were read from
 source and checked against these logs, and the one for starts on ROCm that compile was seen in
 eight logs that are compared here.
