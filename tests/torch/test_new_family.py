@@ -17,7 +17,14 @@ from memfit.model.config import Fields
 from memfit.model.families import _rows, build
 from memfit.model.families._captured import ROWS
 from memfit.model.families._chains import CHAINS
-from memfit.trace.decoder_row import decoder, follows_of, ropes_of, window_of
+from memfit.trace.decoder_row import (
+    caps_of,
+    decoder,
+    follows_of,
+    least_of,
+    ropes_of,
+    window_of,
+)
 from memfit.trace.decoder_sizes import bound_of, proposed
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.family_files import capturable
@@ -152,14 +159,54 @@ def test_sizes_of_a_decoder_and_their_relations() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("diffllama", "a size follows from `num_attention_heads`, which cannot vary alone"),
         ("dots3_note_text", "rejects the configuration of `dots3_note_text`"),
     ],
 )
 def test_what_cannot_be_told_apart_is_refused_with_the_reason(kind: str, said: str) -> None:
-    """Both ended in a traceback."""
+    """It ended in a traceback."""
     with pytest.raises(InputError, match=said):
         new_family(kind)
+
+
+def test_keys_whose_number_must_be_even_divide_the_queries() -> None:
+    """One key more fails whatever else changes; two more divide more queries."""
+    subject, _ = decoder("diffllama", {})
+    dims = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+    pair = ("num_attention_heads", "num_key_value_heads")
+    assert pair in ratios_of(subject, dims)
+
+
+def test_keys_of_latent_attention_are_not_made_fewer() -> None:
+    """There are as many as queries, whatever the config says, and no fewer run the same."""
+    subject, _ = decoder("mistral4", {})
+    assert subject.head == "image-text"  # the only list of classes that has it
+    assert subject.equal == {"num_key_value_heads": "num_attention_heads"}
+
+
+def test_the_first_layer_may_be_another_one() -> None:
+    """ModernBERT's has no norm in front of attention; so has the last of GPT-NeoX Japanese a
+    bias."""
+    assert decoder("modernbert-decoder", {})[1].odd == ("first",)
+    assert decoder("gpt_neox_japanese", {})[1].odd == ("last",)
+    kinds = [one.captured for one in build(ROWS["modernbert-decoder"].examples[0]).layers]
+    names = [one.graph for one in kinds if one]
+    assert names[0].startswith("first_")
+    assert not any(one.startswith("first_") for one in names[1:])
+
+
+def test_no_two_sizes_are_alike_and_heads_are_in_order() -> None:
+    """The indexer's heads must not be narrower than the part that turns with positions."""
+    subject, _ = decoder("axk2", {})
+    dims = [key for key in subject.whole if "head_dim" in key and key != "head_dim"]
+    dims += ["index_n_heads", "gated_norm_rank", "num_attention_heads", "n_shared_experts"]
+    dims += ["num_experts_per_tok"]
+    found = proposed(subject, dims, [], 4)
+    assert len(set(found.values())) == len(dims)
+    narrow, wide = found["qk_rope_head_dim"], found["index_head_dim"]
+    assert all(one <= other for one, other in zip(narrow, wide, strict=True))
+    assert caps_of(subject, dims) == ["index_topk"]
+    names = {key: key for key in dims}
+    assert ["index_head_dim", "qk_rope_head_dim"] in least_of(subject, dims, names)
 
 
 def test_later_proposals_have_more_experts_than_run() -> None:
@@ -254,7 +301,6 @@ def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
         ("encoder-decoder", "two fields must count the layers of its encoder and decoder"),
         ("funnel", "no integer `num_hidden_layers`"),
         ("openai-gpt", "a table of"),
-        ("gpt_neox_japanese", "both of kind `layer`"),
     ],
 )
 def test_other_types_are_refused_in_a_sentence(
@@ -318,3 +364,12 @@ def test_a_peak_that_is_off_is_said() -> None:
     config: dict[str, Any] = unseen(CHAINS["roformer"], "classification")
     assert fault(config, Job(batch=2, seq=64, head="classification")) == ""
     assert "no captured graph" in fault(config, Job(batch=2, seq=64, attention="eager"))
+
+
+def test_a_fused_norm_keeps_its_input_and_a_number_for_each_row() -> None:
+    """DiffLlama has `nn.RMSNorm` without a weight (kernels_of.py), which no adapter trains."""
+    from memfit.job import Job
+
+    config = {**ROWS["diffllama"].examples[0], "dtype": "bfloat16"}
+    for case in ({}, {"method": "lora"}):
+        assert fault(config, Job(batch=2, seq=100, optimizer="sgd", **case)) == ""

@@ -21,6 +21,8 @@ from memfit.trace.recorder import Block, Recorder, local
 TELLING = frozenset(
     {"dim", "dim0", "dim1", "dims", "keepdim", "groups", "accumulate", "descending", "train", "p"}
 )
+# Autograd functions of the trace's own run these, where no gradient is recorded.
+OWN_BACKWARD = frozenset({"aten::_fused_rms_norm"})
 SKIPPED = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::lift_fresh"})
 
 
@@ -111,7 +113,7 @@ class Writer(Recorder):
         if name in SKIPPED or not made:
             return
         where = self.modules[-1] if self.modules else ""
-        if not torch.is_grad_enabled() and not self.serving:
+        if not torch.is_grad_enabled() and not self.serving and name not in OWN_BACKWARD:
             attrs = {**attrs, "no_grad": True}
         if self.casts and name == "aten::_to_copy":
             attrs = {**attrs, "autocast": True}

@@ -54,7 +54,8 @@ def unseen(data: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
 def parameters_fault(config: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     """The first parameter that is not transformers' own, tied or not."""
     for tied in (True, False):
-        name = unlike_parameters({**config, "tie_word_embeddings": tied}, HEAD)
+        head = next(iter(data.get("heads", ())), HEAD)
+        name = unlike_parameters({**config, "tie_word_embeddings": tied}, head)
         if name:
             return f"`{name}` is not as in transformers"
     return ""

@@ -3,11 +3,13 @@ the comparison with the real code found."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from memfit.errors import InputError
 from memfit.job import Job
 from memfit.model import label_heads as usual
 from memfit.model.classes import CLASSES
@@ -16,7 +18,6 @@ from memfit.model.families._captured import SETTINGS
 from memfit.model.label_heads import SEQUENCE, SPAN, TOKENS
 from memfit.trace import classes
 from memfit.trace.decoder_check import (
-    HEAD,
     packs,
     parameters_fault,
     peaks_fault,
@@ -26,10 +27,11 @@ from memfit.trace.decoder_check import (
 from memfit.trace.decoder_row import decoder_data
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.graph_files import family_file
-from memfit.trace.new_family import paired, refuse, subject_of
+from memfit.trace.new_family import language_head, paired, refuse, subject_of
 from memfit.trace.program import configuration
 
 SHOWN = 3  # examples that are captured
+TRIES = 3  # of their sizes
 USUAL = {
     SEQUENCE: (usual.CLASSIFIES,),
     TOKENS: (usual.TAGS, usual.TAGS_UNDROPPED, usual.TAGS_NARROW, usual.TAGS_NARROW_UNDROPPED),
@@ -45,7 +47,7 @@ def decodes(kind: str) -> bool:
     return (
         not paired(config)
         and classes.builder("masked-lm", config) is None
-        and bool(classes.builder(HEAD, config))
+        and bool(language_head(config))
     )
 
 
@@ -54,21 +56,44 @@ def made_decoder(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The row, and the graphs by setting; raises InputError where they do not agree with the real
     code."""
-    data = decoder_data(kind, given)
-    last = {key: values[SHOWN] for key, values in data["sizes"].items()}
-    data["sizes"] = {key: values[:SHOWN] for key, values in data["sizes"].items()}
-    row = _rows.decoder_row(data)
-    graphs = {one: json.loads(json.dumps(family_file(row, one))) for one in SETTINGS}
+    data, more = decoder_data(kind, given)
+    config, graphs = first_captured(data, more)
+    graphs |= {one: captured_as(data, one) for one in SETTINGS if one}
     registered(data, graphs)
-    config = unseen(data, last)
-    found = parameters_fault(config, data) or peaks_fault(config, data)
-    if found:
+    if found := peaks_fault(config, data):
         raise refuse(kind, found)
     data["packs"] = packs(config)
     data["unlike"] += unlike_pairs(config, data)
     data["label_heads"] = list(label_heads(data, graphs, config))
     registered(data, graphs)
     return data, graphs
+
+
+def first_captured(
+    data: dict[str, Any], more: Iterator[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A config of unseen sizes, and the graphs of the first setting. A size may be taken for
+    another one where three models have both by chance; then others of the sizes are tried."""
+    why = ""
+    for sizes in itertools.islice(itertools.chain([data["sizes"]], more), TRIES):
+        data["sizes"] = {key: values[:SHOWN] for key, values in sizes.items()}
+        config = unseen(data, {key: values[SHOWN] for key, values in sizes.items()})
+        try:
+            graphs = {"": captured_as(data, "")}
+        except InputError as bad:
+            why = bad.problems[0].message
+            continue
+        registered(data, graphs)
+        found = parameters_fault(config, data)
+        if not found:
+            return config, graphs
+        why = f"no row for `{data['type']}`: {found}"
+    raise InputError.one(why, where="family")
+
+
+def captured_as(data: Mapping[str, Any], setting: str) -> Any:
+    """The graphs of a setting, as they are read from a file."""
+    return json.loads(json.dumps(family_file(_rows.decoder_row(data), setting)))
 
 
 def label_heads(

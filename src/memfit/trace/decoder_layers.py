@@ -12,7 +12,6 @@ from memfit.trace.program import configuration
 
 FEW, MANY = 3, 7  # layers that run
 DEPTHS = (37, 58)  # of configs that show how defaults of lists go on
-HEAD = "causal-lm"
 PERIOD = 8
 
 
@@ -21,17 +20,20 @@ class Layers:
     """`base`: fields of a small model that has every kind of layer. `lists`: what the class puts
     in place of each list that is not given, as what comes first and what is repeated then, or None
     where it is not known. `deciding`: fields that those depend on, as the class has them.
-    `first`: the field that counts other layers in front."""
+    `first`: the field that counts other layers in front. `odd`: which of "first" and "last" is
+    another layer than those of its kind."""
 
     base: Mapping[str, Any]
     lists: Mapping[str, tuple[list[Any], list[Any]] | None] = field(default_factory=dict)
     deciding: Mapping[str, Any] = field(default_factory=dict)
     first: str = ""
+    odd: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """As the row has it."""
         lists = {key: one and [list(part) for part in one] for key, one in self.lists.items()}
-        return {"lists": lists, "deciding": dict(self.deciding), "first": self.first}
+        odd = {"odd": list(self.odd)} if self.odd else {}
+        return {"lists": lists, "deciding": dict(self.deciding), "first": self.first, **odd}
 
 
 def layers_of(subject: Subject, given: Mapping[str, Any]) -> Layers:
@@ -48,11 +50,13 @@ def layers_of(subject: Subject, given: Mapping[str, Any]) -> Layers:
         rows = shortest(list(zip(*lists.values(), strict=True)))
         base = {key: [row[place] for row in rows] for place, key in enumerate(lists)}
         base[count] = len(rows)
-    run = seen({"model_type": subject.kind, **given, **base}, HEAD)
+    run = seen({"model_type": subject.kind, **given, **base}, subject.head)
     if isinstance(run, str):
         raise refuse(subject.kind, run)
     front = first_of(subject, {**given, **base})
+    base, odd = (base, ()) if front else odd_of(subject, given, base, list(lists))
     return Layers(
+        odd=odd,
         base={**base, **({front: 1} if front else {})},
         lists={key: pattern(subject, key) for key in lists},
         deciding=deciding_of(subject, list(lists)),
@@ -114,26 +118,48 @@ def deciding_of(subject: Subject, lists: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def odd_of(
+    subject: Subject, given: Mapping[str, Any], base: dict[str, Any], lists: Sequence[str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Whether the first layer has other weights than a later one of its kind, or the last one than
+    an earlier; and the small model with both."""
+    count = subject.key("num_hidden_layers")
+    longer = {**base, **{key: [base[key][0], *base[key], base[key][-1]] for key in lists}}
+    longer[count] = base[count] + (2 if lists else 1)
+    shapes = outline(subject, {**given, **longer})
+    last = longer[count] - 1
+    odd = []
+    if shapes and layer(shapes, 0) != layer(shapes, 1 if lists else last - 1):
+        odd.append("first")
+    if shapes and layer(shapes, last) != layer(shapes, last - 1):
+        odd.append("last")
+    return (longer if odd and lists else base), tuple(odd)
+
+
+def outline(subject: Subject, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of a model's weights by name; nothing where the class refuses the config."""
+    from memfit.trace.depth import shapes_of
+
+    try:
+        return dict(shapes_of({"model_type": subject.kind, **config}, subject.head))
+    except Exception:  # noqa: BLE001 - a class may refuse the value
+        return {}
+
+
+def layer(shapes: Mapping[str, Any], number: int) -> list[Any]:
+    """A layer's weights by their names in it."""
+    mark = f".{number}."
+    return [(name.partition(mark)[2], one) for name, one in shapes.items() if mark in name]
+
+
 def first_of(subject: Subject, base: Mapping[str, Any]) -> str:
     """The field that says how many layers in front are other ones: with 0, 1 and 3 of them weights
     of as many layers have other names or shapes."""
-    from memfit.trace.depth import shapes_of
-
-    def outline(**changes: Any) -> dict[str, Any]:
-        try:
-            return dict(shapes_of({"model_type": subject.kind, **base, **changes}, HEAD))
-        except Exception:  # noqa: BLE001 - a class may refuse the value
-            return {}
-
-    def layer(shapes: Mapping[str, Any], number: int) -> list[Any]:
-        mark = f".{number}."
-        return [(name.partition(mark)[2], one) for name, one in shapes.items() if mark in name]
-
     for key, value in subject.whole.items():
         small = type(value) is int and 0 <= value <= PERIOD and noticed(key)
         if not small or key in base:
             continue
-        none, one = outline(**{key: 0}), outline(**{key: 1})
+        none, one = (outline(subject, {**base, key: number}) for number in (0, 1))
         if not (none and one) or layer(none, 0) != layer(none, 1) or none == one:
             continue
         if layer(one, 0) != layer(one, 1) and layer(one, 1) == layer(one, 2) == layer(none, 0):

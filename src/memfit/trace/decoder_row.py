@@ -7,18 +7,21 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from memfit.model.families._chains import CAUSAL
 from memfit.trace.capture import Call
 from memfit.trace.decoder_layers import Layers, layers_of
 from memfit.trace.decoder_sizes import proposed
-from memfit.trace.family_sizes import columns
+from memfit.trace.family_sizes import all_columns
 from memfit.trace.graph_files import SILENT
 from memfit.trace.new_family import (
     DECISIVE,
     Subject,
     absent,
     fixed_of,
+    language_head,
     noticed,
     picky,
     quiet_of,
@@ -28,10 +31,9 @@ from memfit.trace.new_family import (
     subject_of,
     unlike_of,
 )
-from memfit.trace.probes import SEQ, seen
+from memfit.trace.probes import SEQ, Seen, seen
 from memfit.trace.program import configuration
 
-HEAD = "causal-lm"
 HEAD_SIZE = 64
 LEAST_WORDS = 544  # of the models that are captured
 SOFTCAP = re.compile(r"(final_)?logits?_soft_?cap(ping)?")
@@ -49,8 +51,10 @@ ROPES: tuple[Mapping[str, Any], ...] = (
 ORIGINAL = {"original_max_position_embeddings": 4096}
 
 
-def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The row of a type of decoders as data."""
+def decoder_data(
+    kind: str, given: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Iterator[dict[str, tuple[int, ...]]]]:
+    """The row of a type of decoders as data, and further sizes that it can be captured with."""
     given = given or {}
     subject, layers = decoder(kind, given)
     count = subject.key("num_hidden_layers")
@@ -67,12 +71,15 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
     fixed += [key for key, name in equal.items() if name not in dims]
     equal = {key: name for key, name in equal.items() if name in dims}
     subject.equal = equal
+    caps = caps_of(subject, {count, positions, *layers.lists, *dims, *equal, *fixed})
+    dims += caps
     known = {count, positions, layers.first, *layers.lists, *dims, *equal, *fixed}
     window = window_of(subject, known)
     if window:
         subject.base[window] = BEYOND
     quiet = silent(subject, {*known, window})
-    sizes = columns(subject, dims, ratios, equal, proposed)
+    more = all_columns(subject, dims, ratios, equal, partial(proposed, caps=caps))
+    sizes = next(more)
     experts = experts_of(subject, {*known, *plain})
     rope = subject.whole.get("rope_parameters")
     usual = {name: key for key, name in subject.names.items()}
@@ -84,7 +91,9 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
     widths = [key for key in dims if "head_dim" not in key]  # wide heads run other kernels
     held = {count, positions, "rope_parameters", layers.first, window, *layers.lists, *dims, *equal}
     read = (*quiet, window, layers.first)  # by the row, or by nothing
-    return {
+    logits = logits_of(subject)
+    bound = logits["softcap"]
+    row = {
         "type": kind,
         "decoder": True,
         "layers": count,
@@ -97,6 +106,8 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
             *([back[one], back[other]] for one, other in unlike_of(subject, widths, ratios)),
             *([back[one], sum_of(back, some)] for one, *some in unlike_sums(subject, dims)),
         ],
+        **({"caps": [back[one] for one in caps]} if caps else {}),
+        **({"least": least} if (least := least_of(subject, dims, back)) else {}),
         "fixed": fixed_of(subject, {*held, *quiet}),
         "ropes": ropes_of(subject) if rope else [],
         "base": subject.base,
@@ -107,14 +118,24 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
         "window": window,
         "positions": positions,
         "tied": bool(subject.plain.get("tie_word_embeddings", False)),
-        **logits_of(subject),
+        **logits,
         "packs": True,
+        **({} if subject.head == CAUSAL else {"heads": [subject.head]}),
         "label_heads": [],
         "given": dict(given),
         "defaults": {
             key: subject.plain[key]
             for key in dict.fromkeys(
-                (*dims, *experts, positions, window, layers.first, *rates_of(subject), *given)
+                (
+                    *dims,
+                    *experts,
+                    positions,
+                    window,
+                    layers.first,
+                    bound,
+                    *rates_of(subject),
+                    *given,
+                )
             )
             if key not in map(subject.key, DECISIVE)
             and key not in follows
@@ -122,12 +143,14 @@ def decoder_data(kind: str, given: Mapping[str, Any] | None = None) -> dict[str,
             and subject.plain.get(key) is not None
         },
     }
+    return row, more
 
 
 def decoder(kind: str, given: Mapping[str, Any]) -> tuple[Subject, Layers]:
     """The class's defaults with few layers of every kind, no dropout, and fewer keys than
     queries where it runs so."""
     subject = subject_of(kind, given)
+    subject.head = language_head(configuration(subject.whole, None))
     count = subject.key("num_hidden_layers")
     if not isinstance(subject.whole.get(count), int):
         raise refuse(kind, f"its config has no integer `{count}`")
@@ -138,10 +161,12 @@ def decoder(kind: str, given: Mapping[str, Any]) -> tuple[Subject, Layers]:
     base |= {key: type(subject.whole[key])(0) for key in rates_of(subject)}
     layers = layers_of(subject, base)
     base |= layers.base
+    run = seen({"model_type": kind, **base}, subject.head)
     for changes in smaller(subject):
-        if not isinstance(seen({"model_type": kind, **base, **changes}, HEAD), str):
+        after = seen({"model_type": kind, **base, **changes}, subject.head)
+        if not isinstance(after, str) and (isinstance(run, str) or unlike_weights(run, after)):
             base |= changes
-    run = seen({"model_type": kind, **base}, HEAD)
+            run = after
     if isinstance(run, str):
         raise refuse(kind, run)
     heads, kv = subject.key("num_attention_heads"), subject.key(KV)
@@ -152,8 +177,13 @@ def decoder(kind: str, given: Mapping[str, Any]) -> tuple[Subject, Layers]:
         base=base,
         equal={kv: heads} if same else {},
     )
-    found.before[HEAD] = run
+    found.before[found.head] = run
     return found, layers
+
+
+def unlike_weights(before: Seen, after: Seen) -> bool:
+    """Latent attention has as many keys as queries, whatever a config says."""
+    return before.shapes[1] != after.shapes[1]
 
 
 def has_head_size(dims: Sequence[str]) -> bool:
@@ -192,6 +222,21 @@ def window_of(subject: Subject, known: Iterable[str]) -> str:
         if value > SEQ and wide and subject.changed(**{key: SEQ // 2}) == "code":
             return key
     return ""
+
+
+def caps_of(subject: Subject, known: Iterable[str]) -> list[str]:
+    """Fields that give the size of something where the sequence has more tokens than that."""
+    return [
+        key
+        for key, value in subject.whole.items()
+        if key not in known
+        and type(value) is int
+        and value > SEQ
+        and noticed(key)
+        and subject.changed(**{key: SEQ // 2}) == "shapes"
+        and subject.changed(**{key: SEQ // 2 + 3}) == "shapes"
+        and subject.changed(**{key: 64 * SEQ}) == "nothing"
+    ]
 
 
 def silent(subject: Subject, known: Iterable[str]) -> list[str]:
@@ -252,6 +297,19 @@ def follows_of(subject: Subject, dims: Sequence[str], layers: Layers) -> dict[st
     return found
 
 
+def least_of(subject: Subject, dims: Sequence[str], back: Mapping[str, str]) -> list[list[str]]:
+    """Pairs of sizes of heads, of which the first must not be less than the second."""
+    sizes = [key for key in dims if "head_dim" in key]
+    found = []
+    for large, small in itertools.permutations(sizes, 2):
+        most, more = subject.whole[large], subject.whole[large] + 8
+        if most < subject.whole[small] or subject.changed(**{small: more}) != "fails":
+            continue
+        if subject.changed(**{small: more, large: 2 * most}) != "fails":
+            found.append([back[large], back[small]])
+    return found
+
+
 def unlike_sums(subject: Subject, dims: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Sizes of heads, of which the first must not be the sum of two others: other code runs."""
     sizes = [key for key in dims if "head_dim" in key]
@@ -270,7 +328,7 @@ def sum_of(back: Mapping[str, str], keys: Sequence[str]) -> str:
 def logits_of(subject: Subject) -> dict[str, Any]:
     """What is done to logits before the loss: they are multiplied by a number, or bounded by that
     of a field."""
-    run = subject.before[HEAD].run
+    run = subject.before[subject.head].run
     calls = [one for one in run.log if isinstance(one, Call)]
     last = max(
         place for place, one in enumerate(calls) if (one.name, one.where) == ("linear", run.head)
@@ -286,7 +344,7 @@ def logits_of(subject: Subject) -> dict[str, Any]:
 
 def experts_of(subject: Subject, known: Iterable[str]) -> list[str]:
     """The fields that count the experts that run, and all; none where there are none."""
-    run = subject.before[HEAD].run
+    run = subject.before[subject.head].run
     if not any("xpert" in one.module and len(one.shape) == 3 for one in run.weights):
         return []
     active = [key for key in known if ACTIVE.fullmatch(key)]
@@ -296,4 +354,4 @@ def experts_of(subject: Subject, known: Iterable[str]) -> list[str]:
     return [*active, *experts]
 
 
-__all__ = ["HEAD", "decoder_data"]
+__all__ = ["decoder_data"]

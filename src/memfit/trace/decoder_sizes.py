@@ -24,17 +24,24 @@ FREE = (
     (248, 104, 328, 152),
     (88, 152, 112, 216),
 )
+CAPS = (31, 47, 61, 37), (43, 29, 53, 41)  # of what sequences are longer than
 TABLES = (544, 608, 736, 672), (1040, 912, 1168, 976)
 BOUNDED = (1, 3, 5, 2), (2, 2, 3, 1)  # or less, where something else has to be more
 FEWEST = (5, 3, 4, 2), (1, 2, 3, 2), (13, 11, 9, 12), (17, 23, 14, 19), (26, 29, 22, 31)
 
 
 def proposed(
-    subject: Subject, dims: Sequence[str], ratios: Sequence[tuple[str, str]], turn: int
+    subject: Subject,
+    dims: Sequence[str],
+    ratios: Sequence[tuple[str, str]],
+    turn: int,
+    caps: Sequence[str] = (),
 ) -> dict[str, tuple[int, ...]]:
-    """The `turn`th proposal: what divides others first, then what it divides, then the rest."""
+    """The `turn`th proposal: what divides others first, then what it divides, then the rest. `caps`
+    are less than any sequence. Some heads must not be wider than others: later proposals have them
+    in the order of the class's defaults."""
     drawn = drawing(turn)
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[int, ...]] = dict(zip(caps, CAPS, strict=False))
     larger = {large for large, _ in ratios}
     for small in dict.fromkeys(small for _, small in ratios if small not in larger):
         found[small] = drawn(DIVIDING)
@@ -49,19 +56,35 @@ def proposed(
     )
     for key in dims:
         if key not in found and key not in few:
-            found[key] = drawn(pool_of(subject, key))
+            found[key] = unlike(found, drawn(pool_of(subject, key)), 16)
     larger_counts = turn >= TRIES // 3  # some must not be less than others, or than a fixed one
     for place, key in enumerate(few, 1 if larger_counts else 0):
         bound = bound_of(subject, key, found) if larger_counts else None
         if "head_dim" in key:
-            found[key] = drawn(HEADS)
+            found[key] = unlike(found, drawn(HEADS), 16)
         elif bound is not None:
             found[key] = tuple(map(min, bound, drawn(BOUNDED)))
         elif subject.whole[key] == 1:
             found[key] = FEWEST[1]
         else:
-            found[key] = FEWEST[(0, 2, 3, 4)[min(place, 3)]]
-    return found
+            found[key] = unlike(found, FEWEST[(0, 2, 3, 4)[min(place, 3)]], 2)
+    return {**found, **in_order(subject, found)} if larger_counts else found
+
+
+def unlike(
+    found: Mapping[str, tuple[int, ...]], values: tuple[int, ...], step: int
+) -> tuple[int, ...]:
+    """These values, or larger ones that no other size has."""
+    while values in found.values():
+        values = tuple(one + step for one in values)
+    return values
+
+
+def in_order(subject: Subject, found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The sizes of heads, in each model in the order of the class's defaults."""
+    names = sorted((key for key in found if "head_dim" in key), key=subject.whole.__getitem__)
+    models = [sorted(some) for some in zip(*(found[key] for key in names), strict=True)]
+    return dict(zip(names, zip(*models, strict=True), strict=True))
 
 
 def bound_of(

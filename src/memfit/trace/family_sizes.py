@@ -4,7 +4,7 @@ the model can be built with them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.errors import InputError
@@ -47,14 +47,27 @@ def columns(
     propose: Propose,
 ) -> dict[str, tuple[int, ...]]:
     """Values of every size, one for each model; the first of the proposed ones that all run."""
-    why = ""
+    return next(all_columns(subject, dims, ratios, equal, propose))
+
+
+def all_columns(
+    subject: Subject,
+    dims: Sequence[str],
+    ratios: Sequence[tuple[str, str]],
+    equal: Mapping[str, str],
+    propose: Propose,
+) -> Iterator[dict[str, tuple[int, ...]]]:
+    """All of the proposed ones that run; raises InputError where none does."""
+    why, some = "", False
     for turn in range(TRIES):
         found = propose(subject, dims, ratios, turn)
         found |= {key: found[name] for key, name in equal.items()}
         why = trouble(subject, dims, ratios, found)
         if not why:
-            return found
-    raise InputError.one(f"no row for `{subject.kind}`: {why}", where="family")
+            some = True
+            yield found
+    if not some:
+        raise InputError.one(f"no row for `{subject.kind}`: {why}", where="family")
 
 
 def drawing(turn: int) -> Callable[[Pool], tuple[int, ...]]:
@@ -139,4 +152,4 @@ def trouble(
     return ""
 
 
-__all__ = ["WIDE", "columns", "proposed"]
+__all__ = ["WIDE", "all_columns", "columns", "proposed"]

@@ -236,6 +236,7 @@ def written(row: Row, found: Setting, graphs: Mapping[str, Graph]) -> dict[str, 
         "prefix": found.prefix,
         "head": first.head,
         "head_shape": solved_shape(found.runs, first.head + ".weight", solver),
+        **({"head_bias": True} if head_bias(first) else {}),
         "holds": holds(found.cut[0], found.carried),
         "constants": {name: found.dims[0][name] for name in solver.constant_names},
         "assumed": assumed(row, found.dims[0]),
@@ -314,6 +315,11 @@ def solved_shape(runs: Sequence[Run], name: str, solver: Solver) -> list[str | i
         weight = known.get(name) or known[run.names[run.head_block]]
         shapes.append(weight.shape)
     return [solver.solved(sizes) for sizes in zip(*shapes, strict=True)]
+
+
+def head_bias(run: Run) -> bool:
+    """Whether logits have a bias."""
+    return any(weight.name == f"{run.head}.bias" for weight in run.weights)
 
 
 def weights_of(

@@ -237,7 +237,7 @@ def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> lis
         gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms
     )
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
-    return named(contiguous_grad=copy, dgamma_partial=size)
+    return named(contiguous_grad=copy, dgamma_partial=size if args[5][1] else 0)
 
 
 @row("_softmax_backward_data", "_log_softmax_backward_data")

@@ -51,6 +51,7 @@ class Subject:
     left_out: dict[str, str] = field(default_factory=dict)  # heads, and why
     equal: dict[str, str] = field(default_factory=dict)  # fields that repeat a size
     stacks: dict[str, str] = field(default_factory=dict)  # of an encoder with a decoder
+    head: str = CAUSAL  # a decoder's
 
     def key(self, usual: str) -> str:
         return self.names.get(usual, usual)
@@ -234,6 +235,13 @@ def subject_of(kind: str, given: Mapping[str, Any] | None = None) -> Subject:
     return found
 
 
+def language_head(own: Any) -> str:
+    """The head of a model that goes on with a text, which some classes have under that of images
+    alone; empty for none."""
+    heads = (CAUSAL, "image-text")
+    return next((one for one in heads if classes.builder(one, own) is not None), "")
+
+
 def paired(own: Any) -> bool:
     """Whether a class of this config has a decoder beside its encoder."""
     return bool(getattr(own, "is_encoder_decoder", False))
@@ -397,24 +405,35 @@ def ratios_of(subject: Subject, dims: Sequence[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     whole = subject.whole
     for small in sorted(dims, key=lambda key: whole[key]):
-        count = whole[small] + math.lcm(*(whole[one] for large, one in found if large == small))
-        if subject.changed(**{small: count}) != "fails":
-            continue
-        larger = [key for key in dims if whole[key] > whole[small]]
-        divided = [key for key in larger if whole[key] % whole[small] == 0]
-        tries: list[tuple[str, dict[str, int]]] = [(large, {}) for large in divided]
-        others = ((large, key) for large in divided for key in larger if whole[key] > whole[large])
-        tries += [(large, {key: whole[key] // whole[large]}) for large, key in others]
-        for large, more in tries:
-            each = count * (whole[large] // whole[small])
-            runs = (
-                {small: count, large: size, **{key: size * times for key, times in more.items()}}
-                for size in (each, 6 * each)  # other numbers may divide it, too
-            )
-            if any(subject.changed(**one) != "fails" for one in runs):
+        step = math.lcm(*(whole[one] for large, one in found if large == small))
+        for count in (whole[small] + step, whole[small] + 2 * step):  # some must be even
+            if subject.changed(**{small: count}) != "fails":
+                break
+            large = divided_by(subject, small, count, dims)
+            if large:
                 found.append((large, small))
                 break
     return found
+
+
+def divided_by(subject: Subject, small: str, count: int, dims: Sequence[str]) -> str:
+    """The size that runs with `count` of another one where it follows, or with it what it must
+    divide; empty for none."""
+    whole = subject.whole
+    larger = [key for key in dims if whole[key] > whole[small]]
+    divided = [key for key in larger if whole[key] % whole[small] == 0]
+    tries: list[tuple[str, dict[str, int]]] = [(large, {}) for large in divided]
+    others = ((large, key) for large in divided for key in larger if whole[key] > whole[large])
+    tries += [(large, {key: whole[key] // whole[large]}) for large, key in others]
+    for large, more in tries:
+        each = count * (whole[large] // whole[small])
+        runs = (
+            {small: count, large: size, **{key: size * times for key, times in more.items()}}
+            for size in (each, 6 * each)  # other numbers may divide it, too
+        )
+        if any(subject.changed(**one) != "fails" for one in runs):
+            return large
+    return ""
 
 
 def unlike_of(

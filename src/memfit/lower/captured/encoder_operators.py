@@ -4,7 +4,7 @@ has them, too."""
 from __future__ import annotations
 
 from memfit.formats import BOOL, FP32
-from memfit.lower import norms, ops, views
+from memfit.lower import functional, norms, ops, views
 from memfit.lower.captured.operators import linear as plain_linear
 from memfit.lower.captured.operators import operator, other, tensors
 from memfit.lower.captured.run import Frame, Step
@@ -22,6 +22,14 @@ def layer_norm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Ten
         weights = [None if one is None else ops.cast(r, one, FP32) for one in weights]
     weight, bias = (*weights, None, None)[:2]
     out = norms.on_device(x, weight, bias, ctx)
+    return (out, *(Tensor(spec.shape, FP32, None) for spec in step.outs[1:]))
+
+
+@operator("_fused_rms_norm")
+def rms_norm(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    x, *weights = args
+    assert x is not None
+    out = functional.rms_norm(x, next(iter(weights), None), frame.ctx)
     return (out, *(Tensor(spec.shape, FP32, None) for spec in step.outs[1:]))
 
 

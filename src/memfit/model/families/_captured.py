@@ -260,7 +260,7 @@ def model_of(
         width=width,
         embed=start_of(modules(weights["start"], dims)),
         final=(Captured(name="", graph="final", parts=modules(weights["final"], dims)),),
-        head=Linear(name=head, inputs=width, outputs=vocab),
+        head=Linear(name=head, inputs=width, outputs=vocab, bias=data.get("head_bias", False)),
         positions=positions,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),

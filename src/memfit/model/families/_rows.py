@@ -112,6 +112,10 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
             if found[one] == evaluated(other, found):
                 message = f"no captured graph of `{data['type']}` with a `{one}` like `{other}`"
                 fields.blame(data["dims"][one], message, TRACE, of=(found[one],))
+        for large, small in data.get("least", ()):
+            if found[large] < found[small]:
+                message = f"must not be less than `{data['dims'][small]}`"
+                fields.blame(data["dims"][large], message, of=(found[large], found[small]))
         for key, value in data["fixed"].items():
             if fields.config.get(key, value) != value:
                 message = f"no captured graph of `{data['type']}` with this `{key}`"
@@ -150,6 +154,8 @@ def decoder_row(data: Mapping[str, Any]) -> Row:
         packs=data["packs"],
         positions=data["positions"],
         window=data["window"],
+        heads=tuple(data.get("heads", ())),
+        derived={f"{one}_picked": (one, "seq", "min") for one in data.get("caps", ())},
         label_heads=tuple(
             LabelRow(**{**one, "rates": tuple(one["rates"])}) for one in data["label_heads"]
         ),
@@ -186,17 +192,21 @@ def ropes(fields: Fields, data: Mapping[str, Any]) -> None:
 def layer_kinds(layers: str, data: Mapping[str, Any], name: str) -> Callable[[Fields], list[str]]:
     """What lists of the config call each layer, joined; or `first` for as many layers as a field
     says; `layer` where all are alike."""
-    lists, front = data["lists"], data["first"]
+    lists, front, odd = data["lists"], data["first"], data.get("odd", ())
 
     def listed(fields: Fields) -> list[str]:
         count = fields.layers(layers)
         ahead = min(count, fields.count(front, low=0)) if front else 0
         rows = [listing(fields, key, count, lists[key]) for key in lists]
         kinds = ["_".join(map(str, one)) for one in zip(*rows, strict=True)] or ["layer"] * count
-        return [
+        kinds = [
             (f"first_{one}" if lists else "first") if number < ahead else one
             for number, one in enumerate(kinds)
         ]
+        for place, end in ((0, "first"), (count - 1, "last")):
+            if end in odd:
+                kinds[place] = f"{end}_{kinds[place]}"
+        return kinds
 
     def listing(fields: Fields, key: str, count: int, default: Any) -> list[Any]:
         if fields.config.get(key) is not None:
