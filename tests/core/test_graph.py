@@ -34,6 +34,15 @@ def test_a_size_that_no_expression_gives_is_refused() -> None:
         Solver(RUNS).solved([97, 1013, 10007])
 
 
+def test_three_dimensions_side_by_side_are_a_sum() -> None:
+    """RoCBert concatenates three embeddings. Where two such sums give the same, none is taken."""
+    runs = [{"a": 96, "b": 340, "c": 211, "d": 517}, {"a": 160, "b": 101, "c": 997, "d": 73}]
+    assert Solver(runs).solved([96 + 340 + 211, 160 + 101 + 997]) == "a + b + c"
+    alike = [{"a": 96, "b": 340, "c": 211, "d": 301, "e": 250}, {**runs[1], "e": 1025}]
+    with pytest.raises(Unsolved, match="no exact expression"):
+        Solver(alike).solved([96 + 340 + 211, 160 + 101 + 997])
+
+
 def test_a_size_with_two_readings_is_refused() -> None:
     runs = [{"a": 2, "b": 3, "c": 6}, {"a": 4, "b": 5, "c": 20}]
     assert Solver(runs).solved([6, 20]) == "c"  # a plain dimension goes before a product

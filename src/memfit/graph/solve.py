@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 from math import prod
 
 from memfit.graph.dims import Dims, Term, evaluated, expression, written
@@ -88,7 +88,7 @@ class Solver:
             found = self._product(tuple(size - constant for size in sizes))
             if found is not None:
                 return written((found, (Fraction(constant), ())))
-        return self._sum(sizes) or self._divided(sizes)
+        return self._sum(sizes) or self._divided(sizes) or self._three(sizes)
 
     def _sum(self, sizes: Sizes) -> str | int | None:
         """Of two products, of which one has at most two names. Sums of more would fit anything."""
@@ -99,6 +99,20 @@ class Solver:
             if found is not None:
                 return written(_sorted(first, found))
         return None
+
+    def _three(self, sizes: Sizes) -> str | int | None:
+        """Of three plain dimensions, as of embeddings that are put side by side; the only such."""
+        found = [
+            names
+            for names in combinations(self.names, 3)
+            if all(
+                sum(run[name] for name in names) == size
+                for run, size in zip(self.runs, sizes, strict=True)
+            )
+        ]
+        if len(found) != 1:
+            return None
+        return written(_sorted(*((Fraction(1), (name,)) for name in found[0])))
 
     def _divided(self, sizes: Sizes) -> str | int | None:
         """A dimension times a sum."""

@@ -33,6 +33,7 @@ from memfit.trace.capture import Call, Run, forward_of
 from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
 from memfit.trace.depth import by_depth
 from memfit.trace.graph_files import assumed, solved_shape
+from memfit.trace.probes import precision_of
 from memfit.trace.samples import trained_titles
 from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
 
@@ -125,6 +126,7 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
             head=dict(runs_of(row))[head],
             packing=not masked,
             target_seq=target if row.pairs else 0,
+            precision=precision_of(config),
         )
         run = forward_of(config, job)
         mark_made(run, config, job)
@@ -337,8 +339,16 @@ def of_head(row: ChainRow, found: Setting, head: str) -> dict[str, Any]:
 def caches(row: ChainRow, found: Setting) -> bool:
     """Whether the class makes a cache as it trains, where its config asks for one."""
     batch, seq, _, labels = row.sizes[0]
-    job = Job(task="pretrain", batch=batch, seq=seq, head=CAUSAL, packing=True)
-    run = forward_of(labelled(row.examples[0], DECODING, labels), job, caching=True)
+    config = labelled(row.examples[0], DECODING, labels)
+    job = Job(
+        task="pretrain",
+        batch=batch,
+        seq=seq,
+        head=CAUSAL,
+        packing=True,
+        precision=precision_of(config),
+    )
+    run = forward_of(config, job, caching=True)
     return len(run.log) != len(found.runs[0].log)  # keys and values are not let go
 
 

@@ -3,6 +3,7 @@ with the trace's on sizes that no graph was captured with."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,8 +47,9 @@ def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]
 
 
 def first_linear(model: Model) -> str:
-    """A linear layer of attention, for adapters."""
-    return next(model.layers[0].linears()).name.rpartition(".")[2]
+    """A linear layer of attention, for adapters; one behind the layers where these have none."""
+    ends = (linear for one in model.final for linear in one.linears())
+    return next(itertools.chain(model.layers[0].linears(), ends)).name.rpartition(".")[2]
 
 
 def off(config: Mapping[str, Any], job: Job) -> float:

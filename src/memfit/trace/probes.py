@@ -30,7 +30,10 @@ def seen(
 ) -> Seen | str:
     """One pass, or why there is none. `target`: tokens of a decoder beside an encoder."""
     target = target if head == "seq2seq-lm" else 0
-    job = Job(task="pretrain", batch=batch, seq=seq, head=head, target_seq=target)
+    precision = precision_of(config)
+    job = Job(
+        task="pretrain", batch=batch, seq=seq, head=head, target_seq=target, precision=precision
+    )
     try:
         run = forward_of(dict(config), job)
     except InputError as bad:
@@ -51,6 +54,11 @@ def seen(
     )
 
 
+def precision_of(config: Mapping[str, Any]) -> str:
+    """What a small model is run in: bf16, but for classes that run in fp32 alone."""
+    return "fp32" if config.get("dtype") == "float32" else "bf16"
+
+
 def attributes(call: Call) -> tuple[Any, ...]:
     """What a call is told beside its operands, without rates."""
     return tuple((key, str(value)) for key, value in sorted(call.attrs.items()) if key != "p")
@@ -67,4 +75,4 @@ def change(before: Seen, after: Seen | str) -> Change:
     return "rates" if before.rates != after.rates else "nothing"
 
 
-__all__ = ["TARGET", "Change", "Seen", "change", "seen"]
+__all__ = ["TARGET", "Change", "Seen", "change", "precision_of", "seen"]

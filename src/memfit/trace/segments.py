@@ -174,12 +174,22 @@ class Builder:
         self.outside[(piece.name, *place)] = made.id
         return made.id
 
+    def seen(self, root: tuple[str, int], piece: Piece) -> tuple[str, int]:
+        """The view by which a chain's piece already has another one's storage, else its root."""
+        if not self.ends or (piece.name, *root) in self.outside:
+            return root
+        maker = self.done[root[0]]
+        own = (at for name, place, at in self.outside if (name, place) == (piece.name, root[0]))
+        views = (number for number in own if maker.root(number) == root[1])
+        return root[0], next(views, root[1])
+
     def make(self, ref: Ref, piece: Piece) -> int:
         of: int | None = None
         if ref.block in self.root:
             place = self.latest.get(key(ref)) or self.root[ref.block]
             root = self.root[ref.block]
-            of = root[1] if root[0] == piece.name else self.bring(root, ref, piece)
+            own = root[0] == piece.name
+            of = root[1] if own else self.bring(self.seen(root, piece), ref, piece)
             del place
         made = Made(id=len(piece.values), ref=ref, of=of)
         piece.values.append(made)
@@ -204,6 +214,7 @@ class Builder:
     def let_go(self, place: tuple[str, int], value: Made) -> None:
         """This segment holds the last reference to what another one made."""
         piece = self.piece(self.now)
+        place = self.seen(place, piece)
         if (piece.name, *place) not in self.outside:
             piece.unread.add(f"{place[0]}:{place[1]}")
         own = piece.values[self.bring(place, value.ref, piece)]

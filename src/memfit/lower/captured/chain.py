@@ -116,9 +116,10 @@ def run_piece(
     given = {"x": x.moved() if over and not ctx.training else x, **ctx.shared, **named(ctx)}
     names = tuple(ctx.shared)
     ctx.shared = {}
-    found = run.run(given, ctx, bound, linears, given)
-    ctx.shared = {name: given[name] for name in names if name in given}
-    return found
+    try:
+        return run.run(given, ctx, bound, linears, given)
+    finally:  # a recomputation may stop early, and its checkpoint still holds what it was given
+        ctx.shared = {name: given[name] for name in names if name in given}
 
 
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
