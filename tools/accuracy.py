@@ -92,9 +92,11 @@ Rows of llama.cpp and its fork with one figure each are gathered by run; of thes
 tensors is not printed. Files that publishers made by recipes of their own, under the name of one
 of llama.cpp's, are up to 25 % off.
 What is off, and why: on a Radeon AI PRO R9700 starts of vLLM 0.11.2 that compiled have 0 to 3.0 GiB
-less cache than starts by the same command with compiled kernels; what holds the memory is not
-known. memfit counts 2.6 GiB, from one pair of logs, for each start on ROCm that compiles, before
-0.13: the two logs of 0.13 that compiled, both of Gemma 3, miss nothing. On Ascend cards weights are
+less cache than starts by the same command with compiled kernels. vLLM compiles inside its profiling
+run and counts the compiler's peak as activation (vllm#54122), on all GPUs; how large it is follows
+from no rule that was found. memfit counts 2.6 GiB, from one pair of logs, for each start on ROCm
+that compiles, before 0.13: the two logs of 0.13 that compiled, both of Gemma 3, miss nothing. On
+Ascend cards weights are
 within 1 %, but with a fused dispatch of experts (+10 %). Their logs print no version: the options
 that they print are nearest to those of SGLang 0.5.7. On a DGX Spark SGLang reads the available
 memory of the machine, which its own processes fill, too. One row of TensorRT-LLM

@@ -17,7 +17,7 @@ from memfit.serving.base import Device, Question
 from memfit.serving.sglang.setup import set_up as sglang_set_up
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON
 from memfit.serving.vllm.setup import set_up as vllm_set_up
-from memfit.truth.served import UNSEEN, judge, read_served, subject_of
+from memfit.truth.served import UNSEEN, judge, read_served, rows_of, subject_of
 from memfit.units import GIB
 
 
@@ -453,3 +453,25 @@ def test_ollamas_container_needs_a_model(capsys: pytest.CaptureFixture[str]) -> 
 def test_matrices_of_another_type_need_a_type(quant: str) -> None:
     with pytest.raises(InputError, match="unknown GGUF quantization"):
         serve("Qwen/Qwen3-8B", engine="llama.cpp", gpu="rtx-3060", quant=quant)
+
+
+def test_figures_of_another_rank_than_the_first_are_left_out() -> None:
+    """vLLM V0 samples on the first rank alone, whose cache decides."""
+    shared = {
+        "source": "vllm-project/vllm issue #13061",
+        "engine": "vllm",
+        "model": "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
+        "gpus": 2,
+        "extra": {"pool_tokens": 81536},
+    }
+    other = {**shared, "metric": "activation_peak", "value_gib": 0.19}
+    said = "per GPU (another rank than the first)"
+    (row,) = rows_of(
+        [
+            {**shared, "metric": "weights", "value_gib": 13.9476},
+            {**other, "scope": said},
+        ]
+    )
+    assert row.figures == {"weights_gib": 13.9476, "kv_tokens": 81536}
+    (row,) = rows_of([{**other, "scope": "per GPU"}])
+    assert row.figures["activation_gib"] == 0.19

@@ -64,6 +64,8 @@ METRICS = {
     "non_torch": "non_torch_gib",
     "cuda_graph": "graph_gib",
 }
+# Scope of a figure that is left out: vLLM V0 samples on the first rank alone, whose cache decides.
+OTHER_RANK = "another rank than the first"
 PROFILED = 2  # times the last pool that a log prints: what it planned was allocated after its end
 SMALLER = 0.95  # of a listed memory: a log that shows less is of another card of that name
 PROMISED = 0.05  # more cache than the engine gave, by so much, is a broken promise
@@ -165,7 +167,7 @@ def gather(gathered: dict[tuple[str, ...], dict[str, Any]], value: Mapping[str, 
         {**value, "figures": {}, "options": parted(value, extra or {})},
     )
     size = value.get("value_gib")
-    if isinstance(size, (int, float)):
+    if isinstance(size, (int, float)) and OTHER_RANK not in str(value.get("scope")):
         run["figures"][METRICS[value["metric"]]] = size
     for name, ours in (
         ("pool_tokens", "kv_tokens"),
