@@ -475,3 +475,11 @@ def test_figures_of_another_rank_than_the_first_are_left_out() -> None:
     assert row.figures == {"weights_gib": 13.9476, "kv_tokens": 81536}
     (row,) = rows_of([{**other, "scope": "per GPU"}])
     assert row.figures["activation_gib"] == 0.19
+
+
+def test_a_reranker_by_its_name() -> None:
+    """unseen-0120: 1.18 GiB, 208,651 tokens."""
+    row = next(one for one in read_served(UNSEEN) if one.id == "unseen-0120")
+    found = judge(row)
+    assert found.error("weights_gib") == pytest.approx(0, abs=0.005)
+    assert found.error("kv_tokens") == pytest.approx(0, abs=0.01)
