@@ -12,7 +12,7 @@ from memfit import kernels
 from memfit.formats import BOOL, FP16, FP32, INT64, Format
 from memfit.lower.recorder import Recorder
 from memfit.lower.strides import contiguous, joined, normal, viewed
-from memfit.lower.tensors import Grads, Node, Shape, Tensor
+from memfit.lower.tensors import Grads, Node, Shape, Storage, Tensor
 from memfit.tape import Part
 
 
@@ -371,6 +371,8 @@ def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     g = rows(r, g)
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
+    del x, weight
+    spent(node)
     to_bias = (
         over_rows(r, g, (g.shape[-1],), grad_part(node, 2)) if node.inputs[2] is not None else None
     )
@@ -494,10 +496,13 @@ def layer_norm(
     on: tuple[int, tuple[int, int]] = (108, (2, 13)),
 ) -> Tensor:
     """torch's own: mean and 1/σ in fp32 per row (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
-    `on`: how many processors, which torch."""
-    out = r.like(x, "layer_norm")
+    What it reads is made contiguous for the kernel, and its result is. `on`: how many processors,
+    which torch."""
+    held = in_order(r, x)
+    out = r.tensor(x.shape, x.format, "layer_norm")
     rows = (*x.shape[:-1], 1)
     stats = (r.tensor(rows, FP32, "layer_norm"), r.tensor(rows, FP32, "layer_norm"))
+    del held
     inputs = tuple(one for one in (x, weight, bias) if one is not None)
     return r.node(
         "layer_norm",
@@ -507,6 +512,13 @@ def layer_norm(
         (x, weight, bias, *stats),
         (x.shape, x.shape[-1], on),
     )
+
+
+def in_order(r: Recorder, x: Tensor) -> Storage | None:
+    """The contiguous copy that a kernel makes for itself, where a tensor lies otherwise."""
+    if x.strides is None:
+        return None
+    return r.scratch(x.count * x.format.block_bytes, "contiguous_input")
 
 
 def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -522,8 +534,9 @@ def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
             r.tensor((width,), g.format, "layer_norm", grad_part(node, index)) if needed else None
         )
     partial = kernels.norm_backward(g.count // width, width, g.format.block_bytes, *on)
+    copies = [in_order(r, one) for one in (g, node.saved[0])]
     held = [r.scratch(partial, "layer_norm") for one in node.inputs[1:] if one is not None]
-    del held
+    del held, copies
     return grads
 
 

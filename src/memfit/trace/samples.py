@@ -21,7 +21,8 @@ from memfit.trace.recorder import Block, Recorder
 from memfit.trace.segments import Piece, Refused
 
 FLOATS = frozenset({"model", "float32", "float64", "bfloat16", "float16", "complex64"})
-SPECIAL = frozenset({"sum.dim_IntList", "index.Tensor"})  # have an operator for some cases only
+# Have an operator for some cases only.
+SPECIAL = frozenset({"sum.dim_IntList", "index.Tensor", "convolution"})
 # Buffers of kernels that depend on sizes by a rule of their own, which operators apply.
 RULED = ("partial_sums", "counters", "cublas", "contiguous_")
 

@@ -8,6 +8,8 @@ from memfit.lower import functional, norms, ops, views
 from memfit.lower.captured.operators import linear as plain_linear
 from memfit.lower.captured.operators import operator, other, tensors
 from memfit.lower.captured.run import Frame, Step
+from memfit.lower.context import Context
+from memfit.lower.linears import cast_weight
 from memfit.lower.tensors import Tensor
 
 
@@ -110,6 +112,24 @@ def power(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, 
     if frame.ctx.autocast is not None:
         x = ops.cast(r, x, FP32)
     return (r.node("pow", r.like(x, "pow"), (x,), ops.back_power, (x,)),)
+
+
+@operator("convolution")
+def convolution(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Autocast casts its operands as those of linear layers, the last one first
+    (ATen/autocast_mode.h lower_precision_fp)."""
+    for place in range(len(args) - 1, -1, -1) if frame.casts is None else ():
+        args[place] = cast_operand(step, place, args[place], frame.ctx)
+    return other(step, args, frame)
+
+
+def cast_operand(step: Step, place: int, given: Tensor | None, ctx: Context) -> Tensor | None:
+    """What autocast hands to an operation in 16 bits; the casts of weights stay."""
+    if given is None or ctx.autocast is None:
+        return given
+    if isinstance(step.op.inputs[place], str):
+        return cast_weight(given, ctx)
+    return ops.cast(ctx.r, given, ctx.autocast)
 
 
 @operator("linear")

@@ -75,8 +75,11 @@ def viewed(step: Step, x: Tensor, index: int = 0) -> Tensor:
     "view_as_complex",
 )
 def view(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Of the same shape, it lies as its source does, whose layout a kernel may choose."""
     x = tensors(args)[0]
-    return (frame.ctx.r.node("view", viewed(step, x), (x,), views.back_reshape, extra=x.shape),)
+    same = step.outs[0].shape == x.shape
+    out = views.seen(x, x.shape, x.strides) if same else viewed(step, x)
+    return (frame.ctx.r.node("view", out, (x,), views.back_reshape, extra=x.shape),)
 
 
 @operator("transpose.int", "t", "permute", "numpy_T", "mT")
@@ -248,7 +251,11 @@ for _name in ("sigmoid", "tanh", "relu", "exp"):
 
 @operator("clone")
 def clone(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """`.contiguous()` among them, which copies nothing that lies so: results of attention, whose
+    layout the kernel chooses."""
     x = tensors(args)[0]
+    if step.packs and x.strides is None:  # captured with another kernel, or one sequence
+        return view(step, args, frame)
     return (frame.ctx.r.node("clone", fresh(step, args, frame), (x,), ops.back_through),)
 
 

@@ -53,6 +53,7 @@ class Step:
     follows: bool = False  # its result has the dtype of its operands, all of the model's own
     releases: tuple[str, ...] = ()  # inputs that nothing refers to once it has run
     leaf: bool = False  # it makes the result of an embedding module
+    packs: bool = False  # it was captured making a contiguous copy of what was not
 
 
 Run: TypeAlias = "Callable[[Step, list[Tensor | None], Frame], tuple[Tensor, ...]]"
@@ -160,6 +161,7 @@ class Written:
         self.likes = [wide.get(number) for number in range(len(graph.ops))]
         self.follows = [follows(op, values) for op in graph.ops]
         self.leaves = [number in leaves for number in range(len(graph.ops))]
+        self.packs = [packs(op, values) for op in graph.ops]
 
     def steps(self, specs: Mapping[int, Spec], dims: Dims) -> tuple[Step, ...]:
         """Every operation, with the sizes of its results."""
@@ -171,6 +173,7 @@ class Written:
             self.follows,
             self.releases,
             self.leaves,
+            self.packs,
             strict=True,
         )
         return tuple(
@@ -186,8 +189,9 @@ class Written:
                     dims=dims,
                     releases=releases,
                     leaf=leaf,
+                    packs=pack,
                 )
-                for op, perform, drops, like, follow, releases, leaf in parts
+                for op, perform, drops, like, follow, releases, leaf, pack in parts
             ]
         )
 
@@ -302,6 +306,14 @@ def operators() -> Mapping[str, Run]:
     from memfit.lower.captured.operators import OPERATORS
 
     return OPERATORS
+
+
+def packs(op: Op, values: Mapping[int, Value]) -> bool:
+    """Whether a copy is contiguous, and what it was made of was not."""
+    source = op.inputs[0] if op.name == "clone" else None
+    if not isinstance(source, int):
+        return False
+    return values[source].strides is not None and values[op.outputs[0]].strides is None
 
 
 def specs_of(graph: Graph, dims: Dims) -> dict[int, Spec]:
