@@ -106,7 +106,8 @@ def assumptions_of(program: Program) -> list[Problem]:
     if gpu is not None:
         found += vendor_remarks(gpu)
     tokens = job.reach if job.training else job.seq + job.new_tokens
-    if model.positions and tokens > model.positions:
+    heard = model.encodes and model.graphs.row.hears
+    if model.positions and tokens > model.positions and not heard:
         message = f"{tokens} tokens exceed the model's {model.positions} positions"
         found.append(Problem(message=message, where="job.seq", level="warning"))
     return found

@@ -4,6 +4,8 @@ transformers' own in `test_encoders.py`.)"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import transformers
 from tests.torch.test_encoders import compared, unseen
@@ -14,7 +16,8 @@ from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.families._chains import CHAINS
+from memfit.model.families._chains import CAUSAL, CHAINS
+from memfit.strategy import DDP, Strategy
 from memfit.trace import classes
 from memfit.trace.new_family import rates_of, subject_of, unused_positions
 from memfit.trace.pair_row import base_of, following, skips
@@ -74,3 +77,46 @@ def test_more_tokens_than_positions_are_refused(name: str, key: str) -> None:
     assert abs(compared(config, longest)) <= 0.005
     with pytest.raises(InputError, match=f"for more than {model.positions} positions"):
         lower(model, job.replace(**{key: model.positions + 1}))
+
+
+DECODERS = ("bart", "marian", "pegasus")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"batch": 5, "seq": 96, "packing": False},
+        {"batch": 2, "seq": 100, "method": "lora", "targets": "q_proj,v_proj"},
+        {"batch": 3, "seq": 80, "precision": "autocast-bf16", "checkpointing": "full"},
+    ],
+)
+def test_a_decoder_without_its_encoder(name: str, case: dict[str, Any]) -> None:
+    """Nobody reads the weights of its attention over an encoder, nor the adapters beside them: they
+    get no gradient and no states."""
+    config = unseen(CHAINS[name], CAUSAL)
+    model = build(config)
+    assert {one.rpartition(".")[0] for one in model.paths} == {"model.decoder.layers"}
+    assert {one.partition(".")[0] for one in model.unused} == {
+        "encoder_attn",
+        "encoder_attn_layer_norm",
+    }
+    off = compared(config, Job(**{"head": CAUSAL, "optimizer": "adamw_fused", **case}))
+    assert abs(off) <= 0.005, f"{off:+.2%}"
+
+
+def test_what_treats_weights_without_a_gradient_in_its_own_way_is_the_trace_s() -> None:
+    model, job = build(unseen(CHAINS["bart"], CAUSAL)), Job(head=CAUSAL, batch=2, seq=64)
+    estimate(model, job)
+    with pytest.raises(InputError, match="with `adagrad`, where some weights get no gradient"):
+        estimate(model, job.replace(optimizer="adagrad"))
+    with pytest.raises(InputError, match="with `ddp`, where some weights get no gradient"):
+        estimate(model, job, strategy=Strategy(ddp=DDP(size=2)))
+    with pytest.raises(InputError, match="for generation"):
+        estimate(model, Job(head=CAUSAL, task="inference", seq=64))
+
+
+def test_a_head_that_runs_one_stack_says_which() -> None:
+    assert CHAINS["umt5"].stack == {"token-classification": "encoder"}
+    model = build(unseen(CHAINS["umt5"], "token-classification"))
+    assert {one.rpartition(".")[0] for one in model.paths} == {"transformer.encoder.block"}

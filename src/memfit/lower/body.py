@@ -83,6 +83,7 @@ class Body:
             r.mark("load", bound.prefix)
             own = () if apart else self.layer_buffers()
             bound.load((*entry.layer.weights(), *own), entry.layer.linears())
+            self.idle += bound.stop(model.unused)
         r.mark("load")
         for module in model.final:
             self.ends.load(module.weights(), module.linears())
@@ -111,11 +112,7 @@ class Body:
     def load_towers(self, weights: tuple[Weight, ...]) -> None:
         """Text gives a tower no gradient, and so the first step no state."""
         self.ends.load(weights, idle_linears(weights))
-        for weight in weights:
-            tensor = self.ends.tensors.get(weight.name)
-            if tensor is not None and tensor.needs:
-                tensor.needs = False
-                self.idle.append(tensor)
+        self.idle += self.ends.stop(weight.name for weight in weights)
 
     def layer_buffers(self) -> tuple[Weight, ...]:
         return tuple((self.programs.layer_buffers or versions.tables)(self.program))
@@ -164,7 +161,8 @@ class Body:
             return
         for entry, bound in zip(program.entries, self.layers, strict=True):
             r.mark("prepare", bound.prefix)
-            bound.adapt(entry.layer.linears())
+            for linear in entry.layer.linears():
+                bound.adapt((linear,), idle=f"{linear.name}.weight" in self.model.unused)
             bound.adapt_parameters()
         r.mark("prepare")
         self.ends.adapt(idle_linears(self.model.towers), idle=True)

@@ -124,6 +124,14 @@ class Bound:
             else:
                 self.tensors[weight.name] = self.parameter(weight)
 
+    def stop(self, names: Iterable[str]) -> list[Tensor]:
+        """Those of these weights that would train, and now get no gradient."""
+        found = [self.tensors[name] for name in names if name in self.tensors]
+        found = [tensor for tensor in found if tensor.needs]
+        for tensor in found:
+            tensor.needs = False
+        return found
+
     def parameter(self, weight: Weight) -> Tensor:
         if weight.role == "buffer":
             self.buffers.add(weight.name)

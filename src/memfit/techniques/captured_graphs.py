@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memfit.errors import Problem
+from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.techniques.base import TRACE, Technique
 
@@ -115,11 +116,23 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
     if job.target_seq and not graphs.row.pairs:
         yield "with a decoder", "job.target_seq"
     if graphs.row.pairs and graphs.row.limited:  # a table ends there, or grows
-        for name in ("seq", "target_seq"):
+        heard = graphs.row.hears and graphs.has("middle")
+        for name in ("target_seq",) if heard else ("seq", "target_seq"):
             if getattr(job, name) > program.model.positions:
                 yield f"for more than {program.model.positions} positions", f"job.{name}"
     if job.images:
         yield "with images", "job.images"
+    if program.model.unused:
+        yield from without_gradients(program)
+
+
+def without_gradients(program: Program) -> Iterator[tuple[str, str]]:
+    """What treats weights without a gradient in its own way."""
+    for name, layout in program.strategy.uses():
+        if layout.size > 1:
+            yield f"with `{name}`, where some weights get no gradient", f"use {name}"
+    if program.job.training and OPTIMIZERS[program.job.optimizer].eager_states:
+        yield f"with `{program.job.optimizer}`, where some weights get no gradient", "job.optimizer"
 
 
 def setting_of(program: Program) -> str:

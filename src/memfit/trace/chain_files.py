@@ -82,8 +82,8 @@ def written(row: ChainRow) -> dict[str, Any]:
                 lists = lists_of(found)
                 if first is not None and lists != lists_of(first):
                     heads[head]["lists"] = lists
-                if head == DECODING:
-                    heads[head]["caches"] = caches(row, found)
+                if head == DECODING or (row.pairs and head == CAUSAL):
+                    heads[head]["caches"] = caches(row, found, head)
             heads[head].setdefault(f"inputs{'+mask' if masked else ''}", inputs_of(found))
             first = first or found
     assert first is not None
@@ -333,13 +333,15 @@ def of_head(row: ChainRow, found: Setting, head: str) -> dict[str, Any]:
     }
     if first.head:
         data["head_shape"] = solved_shape(found.runs, first.head + ".weight", found.solver)
+    if unused := unused_weights(found):
+        data["unused"] = unused
     return data | {"weights": weights_of(found, growing(row, found, head))}
 
 
-def caches(row: ChainRow, found: Setting) -> bool:
+def caches(row: ChainRow, found: Setting, head: str) -> bool:
     """Whether the class makes a cache as it trains, where its config asks for one."""
     batch, seq, _, labels = row.sizes[0]
-    config = labelled(row.examples[0], DECODING, labels)
+    config = labelled(row.examples[0], head, labels)
     job = Job(
         task="pretrain",
         batch=batch,
@@ -366,6 +368,23 @@ def shared_weights(found: Setting) -> list[str]:
         one: next((la for la in found.kinds if one.startswith(f"{la}.")), "") for one in names
     }
     return sorted({relative(name, layers[name]) for name in names})
+
+
+def unused_weights(found: Setting) -> list[str]:
+    """Parameters of the layers that no operation reads: those of attention over an encoder that is
+    not there."""
+    reads = {
+        one[1:]
+        for piece in found.chains[0].pieces.values()
+        for some in piece.reads
+        for one in some
+        if isinstance(one, str)
+    }
+    names = {one.name for one in found.runs[0].weights if not one.buffer} - reads
+    inside = (
+        (name, next((la for la in found.kinds if name.startswith(f"{la}.")), "")) for name in names
+    )
+    return sorted({relative(name, layer) for name, layer in inside if layer})
 
 
 def growing(row: ChainRow, found: Setting, head: str) -> Mapping[str, list[str | int]]:

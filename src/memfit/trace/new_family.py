@@ -17,7 +17,16 @@ from memfit.trace import classes
 from memfit.trace.family_sizes import WIDE, columns, proposed
 from memfit.trace.graph_files import SILENT
 from memfit.trace.pair_row import HEAD as PAIR
-from memfit.trace.pair_row import base_of, following, other_tables, skips, stacks_of
+from memfit.trace.pair_row import (
+    POSITIONS,
+    alone,
+    base_of,
+    following,
+    hears,
+    other_tables,
+    skips,
+    stacks_of,
+)
 from memfit.trace.probes import Change, Seen, change, seen
 from memfit.trace.program import configuration
 from memfit.trace.real_positions import BEYOND, MOST, positions_left
@@ -33,7 +42,7 @@ DECISIVE = (
     "num_hidden_layers",
     "num_attention_heads",
 )
-IDS = re.compile(r".*_token_id|.*token_index|.*_token_ids")
+IDS = re.compile(r".*_token_id|.*token_index|.*_token_ids|.*suppress_tokens")
 LENGTHS = (16, 100, 331, 509, 1031, 2053, 4090)  # tokens of sequences that must run the same code
 
 
@@ -45,7 +54,7 @@ class Subject:
     kind: str
     whole: Mapping[str, Any]  # the class's defaults with the fields that were given
     plain: Mapping[str, Any]  # the class's defaults
-    names: Mapping[str, str]  # usual names of fields, and what this class calls them
+    names: dict[str, str]  # usual names of fields, and what this class calls them
     base: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Seen] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # heads, and why
@@ -159,6 +168,8 @@ def pair_data(subject: Subject) -> dict[str, Any]:
     return {
         "pairs": True,
         "stacks": [[names[key], some] for key, some in zip(subject.stacks, kinds, strict=True)],
+        "stack": alone(subject),
+        **({"hears": True} if hears(subject) else {}),
         "tied": tied,
         "unties": subject.changed(tie_word_embeddings=not tied) != "nothing",
     }
@@ -227,6 +238,7 @@ def subject_of(kind: str, given: Mapping[str, Any] | None = None) -> Subject:
     names = dict(type(own).attribute_map)
     found = Subject(kind=kind, whole=own.to_dict(), plain=plain, names=names)
     if paired(own):
+        found.names |= {usual: name for usual, name in POSITIONS.items() if name in found.whole}
         found.stacks = stacks_of(found)
         if len(found.stacks) != 2:
             fields = ", ".join(f"`{one}`" for one in found.stacks) or "none"
@@ -270,7 +282,7 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
     given = dict(zip(named, RATES, strict=False))
     runs: dict[str, Seen] = {}
     pair = (PAIR,) if subject.stacks else ()
-    decodes = (CAUSAL,) if "is_decoder" in subject.whole and not subject.stacks else ()
+    decodes = (CAUSAL,) if subject.stacks or "is_decoder" in subject.whole else ()
     for head in (*pair, *classes.SILENT[1:], *classes.SILENT[:1], *decodes):
         if classes.builder(head, configuration(subject.config(), None)) is None:
             continue
@@ -461,7 +473,8 @@ def lengths(subject: Subject, dims: Sequence[str]) -> None:
         raise refuse(subject.kind, f"`{other[0]}` counts positions, too")
     most = subject.whole[positions] - MOST if positions in dims else max(LENGTHS)
     for head, before in list(subject.before.items()):
-        runs = [{"seq": length} for length in LENGTHS if length <= most]
+        sounds = head == PAIR and hears(subject)  # of one length, whatever is said of them
+        runs = [{"seq": length} for length in LENGTHS if length <= most and not sounds]
         if head == PAIR:
             runs += [{"target": length} for length in LENGTHS if length <= most]
         for run in runs:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memfit.trace import classes
+from memfit.trace.capture import Call
 from memfit.trace.depth import shapes_of
+from memfit.trace.paths import layer_of
 from memfit.trace.program import configuration
 
 if TYPE_CHECKING:
@@ -20,7 +22,9 @@ LEAST_WORDS = 544  # of the models that are captured
 NUMBER = re.compile(r"\.(\d+)\.")
 TOKEN = re.compile(r".*_token_id")
 SKIPS = re.compile(r".*layer_?drop")
-POSITIONS = re.compile(r".*position_embeddings|n_positions")
+TABLE = re.compile(r".*position_embeddings|n_positions")
+POSITIONS = {"max_position_embeddings": "max_target_positions"}  # of a decoder beside sounds
+STARTS = ("decoder_start_token_id", "pad_token_id")  # what labels are shifted and filled with
 
 
 def stacks_of(subject: Subject) -> dict[str, str]:
@@ -62,15 +66,40 @@ def following(subject: Subject, stacks: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def alone(subject: Subject) -> dict[str, str]:
+    """For each head that runs one of the two stacks alone, the kinds of its layers."""
+    found: dict[str, str] = {}
+    for head, before in subject.before.items():
+        calls = (one.where for one in before.run.log if isinstance(one, Call))
+        lists = {layer.rpartition(".")[0] for one in calls if (layer := layer_of(one))}
+        ran = [
+            kind
+            for kind, path in zip(("encoder", "decoder"), subject.stacks.values(), strict=True)
+            if any(f".{one}".endswith(f".{path}") for one in lists)
+        ]
+        if len(ran) == 1:
+            found[head] = ran[0]
+    return found
+
+
 def base_of(subject: Subject) -> dict[str, Any]:
-    """Fields that every run has: no layer is skipped, and tokens are among the words."""
+    """Fields that every run has: no layer is skipped, tokens are among the words, and labels can be
+    shifted, which needs two of them."""
     whole = subject.whole
+    starts = {key: 0 for key in STARTS if whole.get(key) is None}
     tokens = {
         key: 1
         for key, value in whole.items()
         if TOKEN.fullmatch(key) and type(value) is int and value >= LEAST_WORDS
     }
-    return {**tokens, **dict.fromkeys(skips(whole), 0.0)}
+    return {**starts, **tokens, **dict.fromkeys(skips(whole), 0.0)}
+
+
+def hears(subject: Subject) -> bool:
+    """Whether the encoder is given sounds, whose length the config says."""
+    config = configuration({"model_type": subject.kind}, None)
+    own: Any = classes.classes(classes.builder(HEAD, config), config)[0]
+    return own.main_input_name in ("input_features", "input_values")
 
 
 def skips(whole: Mapping[str, Any]) -> list[str]:
@@ -83,7 +112,7 @@ def skips(whole: Mapping[str, Any]) -> list[str]:
 
 def other_tables(dims: Sequence[str], positions: str) -> list[str]:
     """Sizes that count positions under another name."""
-    return [key for key in dims if POSITIONS.fullmatch(key) and key != positions]
+    return [key for key in dims if TABLE.fullmatch(key) and key != positions]
 
 
 __all__ = ["HEAD", "base_of", "following", "other_tables", "skips", "stacks_of"]

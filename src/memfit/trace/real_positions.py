@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from memfit.errors import InputError
-from memfit.trace import classes
+from memfit.trace import classes, inputs
 from memfit.trace.program import configuration
 
 BEYOND, MOST = 24, 8  # tokens more than there are positions; positions that no token may have
@@ -38,9 +38,13 @@ def trouble(model: Any, length: int) -> str:
     """Why a sequence of this length does not run; a token without a position is a reason."""
     ids = torch.randint(5, min(64, model.config.vocab_size), (1, length))
     paired = getattr(model.config, "is_encoder_decoder", False)
+    sound = inputs.hearing(model)
+    given = {"input_ids": ids}
+    if sound is not None:
+        given = {inputs.heard_as(model): torch.zeros(1, *sound)}
     try:
         with torch.no_grad():
-            model(input_ids=ids, **({"decoder_input_ids": ids} if paired else {}))
+            model(**given, **({"decoder_input_ids": ids} if paired else {}))
     except Exception as bad:  # noqa: BLE001 - a class may ask for more than ids, in any way
         return f"{type(bad).__name__}: {str(bad)[:200]}"
     return ""

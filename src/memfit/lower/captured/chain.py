@@ -60,7 +60,8 @@ def named(ctx: Context) -> dict[str, Tensor]:
 
 def of_piece(name: str, ctx: Context) -> Evaluation:
     graphs, rows = ctx.program.model.graphs, int(ctx.batch)
-    dims = graphs.whole(rows, int(ctx.tokens), ctx.job.target_seq)
+    tokens = ctx.job.seq if graphs.row.hears else int(ctx.tokens)  # of no sound
+    dims = graphs.whole(rows, tokens, ctx.job.target_seq)
     return evaluation(graphs.of(name, rows, masked(ctx.program)), dims)
 
 

@@ -60,6 +60,7 @@ class ChainRow:
     sizes: tuple[tuple[int, int, int, int], ...] = BATCH
     pairs: bool = False
     stack: Mapping[str, str] = field(default_factory=dict)
+    hears: bool = False  # the encoder is given sounds of one length
     checkpoints: bool = True  # the class supports gradient checkpointing
     silent: tuple[str, ...] = ()
     casting: tuple[str, ...] = ()  # as of `Model`
@@ -141,14 +142,17 @@ class ChainGraphs:
         return tuple((name, tuple(shape), format) for name, shape, format in rows)
 
     def whole(self, batch: int, seq: int, target: int) -> Dims:
-        """All dimensions of a pass."""
-        sizes = {**self.dims, "batch": batch, "seq": seq, "target": target or seq}
+        """All dimensions of a pass. Beside sounds a target that nobody gave ends where the
+        positions do."""
+        most = self.dims.get("max_position_embeddings", seq) if self.row.hears else seq
+        sizes = {**self.dims, "batch": batch, "seq": seq, "target": target or min(seq, most)}
         return completed(sizes, self.row.derived)
 
 
 def runs_of(row: ChainRow) -> tuple[tuple[str, str], ...]:
-    """The names of a row's heads in its file, each with the head."""
-    more = ((DECODING, CAUSAL),) if CAUSAL in row.heads else ()
+    """The names of a row's heads in its file, each with the head. The class of a decoder without
+    its encoder decodes always (transformers 5.23 modeling_bart.py BartForCausalLM)."""
+    more = ((DECODING, CAUSAL),) if CAUSAL in row.heads and not row.pairs else ()
     return (*((head, head) for head in row.heads), *more)
 
 
@@ -198,7 +202,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     classes(fields)
     head = named_head(fields.config, row.heads) or row.heads[0]
     dims, kinds = row.dims(fields), row.layers(fields, head)
-    run, data = run_of(head, fields, data)
+    run, data = (head, data) if row.pairs else run_of(head, fields, data)
     rates = rates_of(row, fields)
     positions = fields.count(row.positions, default=512, high=2**40)
     dtype = fields.dtype()
@@ -242,6 +246,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         positions=positions - row.before if row.limited else ENDLESS,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
+        unused=frozenset(data["heads"][run].get("unused", ())),
         whole=trained_whole((*start, *final), head),
         casting=row.casting,
         graphs=ChainGraphs(

@@ -76,6 +76,8 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         heads=tuple(data["heads"]),
         rates=data["rates"],
         pairs=data.get("pairs", False),
+        stack=data.get("stack", {}),
+        hears=data.get("hears", False),
         tied=data.get("tied", True),
         unties=data.get("unties", True),
         checkpoints=data["checkpoints"],

@@ -19,13 +19,16 @@ RATES: dict[str, float | str] = {
     "dropout": 0.1,
     "attention_dropout": 0.0,
     "activation_dropout": 0.0,
+    "classifier_dropout": 0.0,
 }
+HEADS = ("seq2seq-lm", "masked-lm", "classification", "question-answering", "causal-lm")
 BASE = {
     "encoder_layers": 3,
     "decoder_layers": 3,
     "dropout": 0.11,
     "attention_dropout": 0.13,
     "activation_dropout": 0.17,
+    "classifier_dropout": 0.19,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
     "activation_function": "gelu",
@@ -59,11 +62,12 @@ def row(name: str) -> ChainRow:
         dims=dims,
         kinds=kinds,
         examples=variants({**BASE, "model_type": name}, SIZES),
-        heads=("seq2seq-lm",),
+        heads=HEADS,
+        stack={"causal-lm": "decoder"},
         rates=RATES,
         pairs=True,
         defaults={"max_position_embeddings": 1024},
-        silent=("classifier_dropout", "encoder_layers", "decoder_layers", "num_hidden_layers"),
+        silent=("is_decoder", "encoder_layers", "decoder_layers", "num_hidden_layers"),
     )
 
 
