@@ -120,3 +120,52 @@ def test_a_head_that_runs_one_stack_says_which() -> None:
     assert CHAINS["umt5"].stack == {"token-classification": "encoder"}
     model = build(unseen(CHAINS["umt5"], "token-classification"))
     assert {one.rpartition(".")[0] for one in model.paths} == {"transformer.encoder.block"}
+
+
+WHISPER = {  # the fields of the small model that was published, 244M, that decide
+    "model_type": "whisper",
+    "architectures": ["WhisperForConditionalGeneration"],
+    "begin_suppress_tokens": [220, 50257],
+    "d_model": 768,
+    "decoder_attention_heads": 12,
+    "decoder_ffn_dim": 3072,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "encoder_layers": 12,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "num_mel_bins": 80,
+    "vocab_size": 51865,
+}
+
+
+def test_a_sound_has_one_length() -> None:
+    """Half a minute, whatever `--seq` is; only a target ends with the positions."""
+    model = build(WHISPER)
+    assert model.parameters == 241_734_912
+    job = Job(head=HEAD, batch=2, target_seq=200)
+    assert (
+        estimate(model, job).memory.allocated
+        == estimate(model, job.replace(seq=64)).memory.allocated
+    )
+    assert not any("positions" in one.message for one in estimate(model, job).problems)
+    with pytest.raises(InputError, match="for more than 448 positions"):
+        estimate(model, job.replace(target_seq=449))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"batch": 5, "packing": False},
+        {"batch": 5, "packing": False, "precision": "fp32", "target_seq": 56},
+        {"batch": 4, "precision": "autocast-bf16", "target_seq": 56},
+        {"batch": 6, "target_seq": 80, "checkpointing": "full", "keep_outputs": True},
+        {"batch": 2, "target_seq": 64, "method": "lora", "targets": "q_proj"},
+    ],
+)
+def test_sounds_have_the_peak_of_the_trace(case: dict[str, Any]) -> None:
+    """Their hidden states do not lie in order: norms copy them, and so does attention, by kernel;
+    autocast casts what a convolution reads; a checkpoint lets go before a bias is summed."""
+    off = compared(unseen(CHAINS["whisper"], HEAD), Job(**{"head": HEAD, "seq": 2048, **case}))
+    assert abs(off) <= 0.001, f"{off:+.2%}"
