@@ -130,7 +130,7 @@ def example(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("bart", "BartForSequenceClassification"),
+        ("pegasus", "PegasusModelForRanking"),
         ("t5", "T5EncoderModel"),
         ("bert", "BertForMultipleChoice"),
         ("distilbert", "DistilBertForMultipleChoice"),
