@@ -122,6 +122,13 @@ def test_a_head_that_runs_one_stack_says_which() -> None:
     assert {one.rpartition(".")[0] for one in model.paths} == {"transformer.encoder.block"}
 
 
+@pytest.mark.parametrize("head", ["classification", "question-answering"])
+def test_a_bias_that_the_first_layer_makes_goes_with_its_views(head: str) -> None:
+    """The encoder's, when the decoder begins: T5's layers read it under another name."""
+    job = Job(head=head, batch=4, seq=120, packing=False, optimizer="adamw_fused")
+    assert abs(compared(unseen(CHAINS["t5"], head), job)) <= 0.0005
+
+
 WHISPER = {  # the fields of the small model that was published, 244M, that decide
     "model_type": "whisper",
     "architectures": ["WhisperForConditionalGeneration"],

@@ -252,7 +252,7 @@ class Evaluation:
         leaves to a cache."""
         if owner is not None:
             for name in self.unread:
-                owner.pop(name, None)
+                let_go(name, owner)
         env: dict[int, Tensor] = {
             number: given[name]
             for name, number in self.graph.inputs.items()
@@ -287,7 +287,7 @@ class Evaluation:
             if step.releases and owner is not None:
                 for name in step.releases:
                     env.pop(self.graph.inputs[name], None)
-                    owner.pop(name, None)
+                    let_go(name, owner)
             if place + 1 in over:
                 jump = over[place + 1]
                 repeat(r, reached[jump.first], reached[jump.second], jump.times)
@@ -298,6 +298,17 @@ class Evaluation:
             for name, number in self.graph.outputs.items()
             if number in env and not name.startswith(CROSSING)
         }
+
+
+def let_go(name: str, owner: dict[str, Tensor]) -> None:
+    """Take away what a graph lets go, with the other names of its storage: views of a bias that the
+    first layer makes for all."""
+    gone = owner.pop(name, None)
+    if gone is None or gone.storage is None or name == "x":
+        return
+    for other in [key for key, one in owner.items() if one.storage is gone.storage]:
+        if other != "x":
+            del owner[other]
 
 
 def operators() -> Mapping[str, Run]:

@@ -20,10 +20,12 @@ BASE = {
     "num_decoder_layers": 3,
     "relative_attention_max_distance": 128,
     "dropout_rate": 0.11,
+    "classifier_dropout": 0.13,
     "decoder_start_token_id": 0,
     "pad_token_id": 0,
     "eos_token_id": 1,
 }
+HEADS = ("seq2seq-lm", "token-classification", "classification", "question-answering")
 NAMES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "intermediate_size": "d_ff"}
 
 
@@ -63,9 +65,9 @@ def row(name: str, model_type: str, ffn: str) -> ChainRow:
         dims=dims if name == "mt5" else lambda fields: scaled_dims(fields, ffn == "relu"),
         kinds=kinds,
         examples=variants(base, SIZES),
-        heads=("seq2seq-lm", "token-classification"),
+        heads=HEADS,
         stack={"token-classification": "encoder"},
-        rates={"dropout_rate": 0.1},
+        rates={"dropout_rate": 0.1, "classifier_dropout": 0.0},
         pairs=True,
         casting=(
             ".wo",
@@ -73,7 +75,7 @@ def row(name: str, model_type: str, ffn: str) -> ChainRow:
         refused=("fp16", "fp16-autocast"),  # and hidden states are clamped then
         limited=False,  # `n_positions` is the length of its pre-training
         unties=False,  # configuration_t5.py and configuration_mt5.py tie whatever a config says
-        silent=("classifier_dropout", "n_positions", "num_layers", "num_decoder_layers"),
+        silent=("n_positions", "num_layers", "num_decoder_layers"),
     )
 
 
