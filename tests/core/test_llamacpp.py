@@ -601,19 +601,3 @@ def test_the_printed_command_places_everything_as_it_was_asked() -> None:
     assert set(flags) <= set(printed)
     again = from_command(["qwen3-30b-a3b", *printed], (), "llamacpp", options)
     assert again.pools == asked.pools
-
-
-def test_a_converted_model_is_kept_with_its_graphs() -> None:
-    from memfit.model.source import from_catalog
-    from memfit.serving.llamacpp.loading import from_config
-    from memfit.serving.llamacpp.model import REMEMBERED
-
-    config = from_catalog("Qwen/Qwen3-8B").config
-    first = from_config(config, "one", "Q4_K_M")
-    assert from_config(dict(config), "one", "Q4_K_M") is first
-    assert from_config(config, "one", "Q8_0") is not first
-    wider = from_config({**config, "intermediate_size": 6144}, "one", "Q4_K_M")
-    assert wider.parameters < first.parameters
-    for number in range(2 * REMEMBERED):
-        assert first.once(("test", number), lambda number=number: number) == number
-    assert len(first._known) <= REMEMBERED

@@ -15,10 +15,8 @@ from memfit.model.quantized import Skip
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.sglang.setup import set_up as sglang_set_up
-from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme
-from memfit.serving.subject import structure
+from memfit.serving.stored import FLASHINFER, MARLIN, TRITON
 from memfit.serving.vllm.setup import set_up as vllm_set_up
-from memfit.serving.weights import kept_names
 from memfit.truth.served import UNSEEN, judge, read_served, rows_of, subject_of
 from memfit.units import GIB
 
@@ -485,24 +483,3 @@ def test_a_reranker_by_its_name() -> None:
     found = judge(row)
     assert found.error("weights_gib") == pytest.approx(0, abs=0.005)
     assert found.error("kv_tokens") == pytest.approx(0, abs=0.01)
-
-
-def test_experts_are_left_out_by_their_stack() -> None:
-    """512 experts of a layer are not looked up one by one."""
-    model = subject_of("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8").model
-    assert model is not None
-    layer = next(one for one in model.layers if any("experts" in x.name for x in one.linears()))
-    first = next(one.name for one in layer.linears() if ".experts." in one.name)
-    stack = first.partition(".experts.")[0]
-    scheme = Scheme(kind="fp8", skip=(f"layers.1.{stack}.experts.0.up_proj",))
-    kept = kept_names(layer, "model.layers.1", scheme)
-    assert stack in kept
-    assert not any(".experts." in one for one in kept)
-    assert stack not in kept_names(layer, "model.layers.2", scheme)
-
-
-def test_the_model_of_a_config_is_kept() -> None:
-    config = dict(subject_of("Qwen/Qwen3-8B").config)
-    first = structure(config, "one")
-    assert structure(dict(config), "one") is first
-    assert structure({**config, "num_hidden_layers": 2}, "one") is not first

@@ -155,11 +155,11 @@ def late(model: Model, job: Job) -> bool:
 
 
 def crosses(model: Model, job: Job) -> bool:
-    """Whether gradients go past the next layer, or all layers' results are kept until the last one
-    has run, so that no layer stands for others."""
-    if model.graphs is None:
-        return False
-    return model.graphs.history if model.encodes else job.training and model.graphs.crosses
+    """Whether gradients go past the next layer, or layers share weights or leave something to the
+    encoder's end, so that no layer stands for others."""
+    return (
+        model.graphs is not None and (model.encodes or job.training) and bool(model.graphs.crosses)
+    )
 
 
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:

@@ -49,6 +49,8 @@ class Body:
         self.ends = Bound(r, program, "", packing)
         self.blocks: list[Storage | None] = []  # of a quantized file
         self.layers = [Bound(r, program, self.path(entry), packing) for entry in program.entries]
+        for one in self.layers:
+            one.ends = self.ends
         self.shared: list[Tensor] = []
         self.batch: tuple[
             Tensor, ...

@@ -9,7 +9,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.lower.packing import Packed, Packing
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Linear, Weight
+from memfit.model.modules import Linear, Weight, located
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 
@@ -96,9 +96,10 @@ class Bound:
         self.linears: dict[str, BoundLinear] = {}
         self.stacks: dict[str, Adapted] = {}  # adapters of parameters outside linear layers
         self.idle: list[Tensor] = []  # held, and never used
+        self.ends: Bound | None = None  # of a layer, whose code may read weights outside of it
 
     def path(self, name: str) -> str:
-        return f"{self.prefix}.{name}" if self.prefix else name
+        return located(self.prefix, name) if self.prefix else name
 
     def load(self, weights: Iterable[Weight], linears: Iterable[Linear]) -> None:
         """Bring every weight to the device, in the model's order."""

@@ -98,7 +98,8 @@ def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
         return weight
     if not weight.needs or weight.format is not FP32:
         return ops.cast(ctx.r, weight, ctx.autocast)
-    cache = ctx.casts.setdefault(ctx.r.span, {})
+    everywhere = weight.name in ctx.r.shared  # by layers that run the same weights
+    cache = ctx.casts.setdefault("" if everywhere else ctx.r.span, {})
     known = cache.get(id(weight))
     if known is None:
         known = cache[id(weight)] = ops.cast(ctx.r, weight, ctx.autocast)

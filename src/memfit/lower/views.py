@@ -83,6 +83,14 @@ def back_reshape(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (reshaped(r, g, node.extra),)
 
 
+def back_parts(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """The same block in the other form."""
+    shape, format = node.extra
+    out = seen(g, shape, None)
+    out.format = format
+    return (out,)
+
+
 def heads(r: Recorder, x: Tensor, count: int) -> Tensor:
     """(B, S, N·H) as (B, N, S, H)."""
     b, s, width = x.shape

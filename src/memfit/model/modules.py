@@ -440,6 +440,18 @@ class Stored(NamedTuple):
     bytes: int
 
 
+BESIDE = "~"  # begins names in another list beside a layer's own: `~ffns.lin1`
+
+
+def located(path: str, name: str) -> str:
+    """Where something in the layer at `path` lies."""
+    if not name.startswith(BESIDE):
+        return f"{path}.{name}"
+    own, _, number = path.rpartition(".")
+    other, _, rest = name.removeprefix(BESIDE).partition(".")
+    return ".".join(filter(None, (own.rpartition(".")[0], other, number, rest)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A causal language model, from embedding to head; `prefix` is where its layers live
@@ -508,7 +520,7 @@ class Model:
         for index, layer in enumerate(self.layers):
             for weight in layer.weights():
                 yield Weight(
-                    name=f"{self.path(index)}.{weight.name}",
+                    name=located(self.path(index), weight.name),
                     shape=weight.shape,
                     role=weight.role,
                     format=weight.format,

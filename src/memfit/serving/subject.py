@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from memfit.errors import InputError
@@ -13,7 +12,6 @@ from memfit.model.modules import Model
 from memfit.model.quantized import settings_in, unquantized
 from memfit.model.source import Source
 from memfit.serving.base import Subject
-from memfit.serving.by_text import ByText
 from memfit.serving.compressed import is_compressed
 from memfit.serving.outline import outline
 
@@ -42,14 +40,7 @@ def structure(
     config: Mapping[str, Any], name: str = "", origin: str = "", parameters: int | None = None
 ) -> Model | None:
     """The modules of a family that memfit knows, else an outline, at the model's own dtype: what a
-    quantization stores is the engine's business. None where nothing is known. The last few are
-    kept, and with them what engines found of them."""
-    return kept(ByText(config), name, origin, parameters)
-
-
-@lru_cache(16)
-def kept(one: ByText, name: str, origin: str, parameters: int | None) -> Model | None:
-    config = one.config
+    quantization stores is the engine's business. None where nothing is known."""
     try:
         plain = build(unquantized(config), name=name, origin=origin)
         made = dataclasses.replace(plain, config=config)

@@ -192,9 +192,8 @@ def kept_names(layer: Layer, path: str, scheme: Scheme) -> frozenset[str]:
     """Linear layers and expert stacks of this layer that a quantization leaves as they are."""
     if scheme.kind == "plain":
         return frozenset()
+    names = [linear.name for linear in layer.linears()]
     stacks = [block.mixer.name for block in layer.blocks if isinstance(block.mixer, MoE)]
-    single = tuple(f"{stack}.experts." for stack in stacks)  # kept or not as the stack's first is
-    names = [one.name for one in layer.linears() if not one.name.startswith(single)]
     kept = {name for name in names if scheme.only_experts or scheme.keeps(f"{path}.{name}")}
     kept |= {name for name in stacks if scheme.keeps(f"{path}.{name}.experts.0.up_proj")}
     return frozenset(kept)

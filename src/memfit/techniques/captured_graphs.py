@@ -107,6 +107,11 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield f"with a head of kind `{job.head}`", "job.head"
     if not job.training and (graphs.has("middle") or graphs.head == "causal-lm"):
         yield "for generation", "job.task"
+    if not job.training and program.autocast:
+        yield f"for inference in `{job.precision}`", "job.precision"
+    for name, layout in program.strategy.uses():
+        if layout.size > 1 and graphs.scattered:
+            yield f"with `{name}`, where no layer is a module of its own", f"use {name}"
     if job.precision in graphs.row.refused:
         yield f"in `{job.precision}`", "job.precision"
     if job.training and job.checkpointing != "none" and not graphs.row.checkpoints:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from memfit.job import Job
 from memfit.trace import autocast, cuda, inputs, program, steps
+from memfit.trace.paths import layer_of
 from memfit.trace.recorder import Block, Recorder, local
 
 # Arguments that say what an operation does beside the shapes of its results.
@@ -47,6 +48,7 @@ class Call:
     outputs: tuple[Ref, ...]
     attrs: Mapping[str, Any]
     sample: Any = None
+    turn: int = 0  # how often its layer had been entered: some classes run one many times
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,7 @@ class Writer(Recorder):
         super().__init__(*args, **kwargs)
         self.run = Run()
         self.inside = 0
+        self.turns: dict[str, int] = {}  # of layers, how often each was entered
         self.casts = 0  # of autocast, not of the model's own code
         self.writing = False
         self.marks_leaves = False  # calls that make what the model's code asks a gradient of
@@ -105,6 +108,15 @@ class Writer(Recorder):
             )
         return result
 
+    def enter(self, module: Any) -> None:
+        """A module that layers share, such as an activation, is part of the one that runs."""
+        super().enter(module)
+        path, above = self.modules[-1], layer_of(self.modules[-2]) if self.modules[1:] else ""
+        if above and layer_of(path) not in ("", above):
+            self.modules[-1] = self.modules[-2]
+        elif self.writing and path and path == layer_of(path) == self.names.get(id(module)):
+            self.turns[path] = self.turns.get(path, 0) + 1
+
     def wrote(
         self, name: str, before: tuple[Ref | None, ...], result: Any, attrs: Any, call: Any = None
     ) -> None:
@@ -119,7 +131,15 @@ class Writer(Recorder):
             attrs = {**attrs, "autocast": True}
         sample = None if call is None else sampled(call)
         self.run.log.append(
-            Call(name=name, where=where, inputs=before, outputs=made, attrs=attrs, sample=sample)
+            Call(
+                name=name,
+                where=where,
+                inputs=before,
+                outputs=made,
+                attrs=attrs,
+                sample=sample,
+                turn=self.turns.get(layer_of(where), 0),
+            )
         )
 
     def mark_leaf(self, made: Ref) -> None:

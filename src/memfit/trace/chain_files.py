@@ -24,15 +24,17 @@ from memfit.model.families._chains import (
     CAUSAL,
     DECODING,
     ENCODED,
+    HELD,
     ChainRow,
     key_of,
     runs_of,
 )
 from memfit.trace import samples
 from memfit.trace.capture import Call, Run, forward_of
-from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, list_of, passed_on
+from memfit.trace.chain_pieces import ENDS, Chain, carried, chain_of, led, list_of, passed_on
 from memfit.trace.depth import by_depth
 from memfit.trace.graph_files import assumed, solved_shape
+from memfit.trace.paths import layer_of
 from memfit.trace.probes import precision_of
 from memfit.trace.samples import trained_titles
 from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
@@ -100,7 +102,9 @@ def written(row: ChainRow) -> dict[str, Any]:
         "lists": lists_of(first),
         "constants": {name: first.dims[0][name] for name in first.solver.constant_names},
         "assumed": {
-            key: value for key, value in assumed(row, first.dims[0]).items() if key not in row.rates
+            key: value
+            for key, value in assumed(row, first.dims[0]).items()
+            if key not in (*row.rates, row.depth)
         },
         "heads": heads,
         "index": dict(sorted(index.items())),
@@ -225,7 +229,7 @@ def graphs_of(
             graph = graph_from(
                 [one.pieces[place] for one in chains], prefix, solver, dtype, roles, {}
             )
-            found[name] = with_ends(graph, piece, leaving)
+            found[name] = with_earlier(with_ends(graph, piece, leaving), chain)
             passing[name] = own
         trained |= trained_titles(found[name], piece, passing[name])
     return found, passing
@@ -239,6 +243,19 @@ def with_ends(graph: Graph, piece: Piece, leaving: Mapping[str, int]) -> Graph:
         for one in graph.values
     )
     return replace(graph, values=values, outputs=dict(leaving))
+
+
+def with_earlier(graph: Graph, chain: Chain) -> Graph:
+    """With what the layer before made, where this one overwrites the variable that has it."""
+    numbers = {name: one for name, one in graph.outputs.items() if name.startswith(LATE)}
+    values, inputs = list(graph.values), dict(graph.inputs)
+    for name, number in numbers.items():
+        if number in chain.overwritten:
+            inputs[name] = len(values)
+            like = graph.values[number]
+            until = chain.overwritten[number]
+            values.append(replace(like, id=len(values), of=None, until=until))
+    return replace(graph, values=tuple(values), inputs=inputs)
 
 
 def role_of(title: str, follow: str, kinds: Mapping[str, str]) -> str:
@@ -268,6 +285,9 @@ def leaving_of(
     late = {int(one.rpartition(":")[2]) for one in chain.late if one.rpartition(":")[0] == place}
     if place in kinds:
         found |= {f"{LATE}{number}": number for number in sorted(late)}
+        ours = [one for one in chain.held if one.rpartition(":")[0] == place]
+        held = sorted(int(one.rpartition(":")[2]) for one in ours)
+        found |= {f"{HELD}{number}": number for number in held}
         found |= cached(piece, set(found.values()))
     for name, (at, number) in chain.results.items():
         if at == place and place == FINAL:
@@ -277,7 +297,9 @@ def leaving_of(
         elif at == place and number not in found.values():
             found[role_of(f"{place}:{number}", "", kinds)] = number
     repeated = list(kinds.values()).count(kinds.get(place, place)) > 1
-    if repeated and any(name != "x" and not name.startswith((CACHED, LATE)) for name in found):
+    if repeated and any(
+        name != "x" and not name.startswith((CACHED, HELD, LATE)) for name in found
+    ):
         raise Refused(f"`{place}`, one of several layers alike, makes values that others read")
     return found
 
@@ -364,10 +386,13 @@ def shared_weights(found: Setting) -> list[str]:
                     reads[one[1:]] = reads.get(one[1:], 0) + 1
     parameters = {one.name for one in found.runs[0].weights if not one.buffer}
     names = {name for name, count in reads.items() if count > 1 and name in parameters}
-    layers = {
-        one: next((la for la in found.kinds if one.startswith(f"{la}.")), "") for one in names
-    }
-    return sorted({relative(name, layers[name]) for name in names})
+    return sorted({relative(name, holder(found, name)) for name in names})
+
+
+def holder(found: Setting, name: str) -> str:
+    """The layer that has this weight; empty where none has."""
+    layer = led(layer_of(name), found.chains[0].leaders)
+    return layer if layer in found.kinds else ""
 
 
 def unused_weights(found: Setting) -> list[str]:
@@ -396,9 +421,7 @@ def growing(row: ChainRow, found: Setting, head: str) -> Mapping[str, list[str |
         for config, (*_, labels) in zip(row.examples, row.sizes, strict=True)
     ]
     names = [
-        one.name
-        for one in found.runs[0].weights
-        if not (one.buffer or any(one.name.startswith(f"{layer}.") for layer in found.kinds))
+        one.name for one in found.runs[0].weights if not (one.buffer or holder(found, one.name))
     ]
     return by_depth(configs, row.depth, dict(runs_of(row))[head], names, found.dims)
 
@@ -409,7 +432,7 @@ def weights_of(found: Setting, deeper: Mapping[str, list[str | int]]) -> dict[st
     layers: dict[str, list[Any]] = {}
     seen: dict[str, str] = {}
     for weight, solved in solved_weights(found, tables):
-        layer = next((one for one in found.kinds if weight.name.startswith(f"{one}.")), "")
+        layer = holder(found, weight.name)
         format = "model" if weight.format == found.runs[0].dtype else weight.format
         solved = deeper.get(weight.name, solved)
         row = [weight.name, solved, weight.module, format, weight.buffer]

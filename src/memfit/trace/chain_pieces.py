@@ -3,12 +3,12 @@ the layers, each layer, what runs between two lists of layers, and all that foll
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from memfit.trace.capture import Call, Run
-from memfit.trace.paths import layer_of
+from memfit.trace.paths import TURNS, beside, layer_of
 from memfit.trace.segments import FINAL, START, Builder, Piece, Refused, key
 
 MIDDLE = "middle"
@@ -24,6 +24,9 @@ class Chain:
     results: Mapping[str, tuple[str, int]]
     history: bool = False  # every layer's result is kept until the last one has run
     late: frozenset[str] = frozenset()  # what layers return and nobody reads
+    overwritten: Mapping[int, int] = field(default_factory=dict)  # the operation of the next layer
+    held: frozenset[str] = frozenset()  # what layers make and the end alone lets go
+    leaders: Mapping[str, str] = field(default_factory=dict)  # of a list beside others, the first
 
     @property
     def layers(self) -> list[str]:
@@ -36,13 +39,27 @@ def chain_of(run: Run) -> Chain:
     found = cut(run, frozenset())
     results = {f"{place}:{number}" for place, number in found.results.values()}
     follow = set(carried(found).values()) - results
-    kept = {
+    unread = {
         title
         for piece in found.pieces.values()
         for title in piece.unread
-        if title in follow and title.rpartition(":")[0] not in ENDS
+        if title.rpartition(":")[0] not in ENDS
     }
-    return cut(run, frozenset(kept)) if kept else found
+    kept = unread & follow
+    held = left_to_the_end(found, unread - kept - results)
+    if not kept | held:
+        return found
+    return replace(cut(run, frozenset(kept | held)), history=bool(kept), held=frozenset(held))
+
+
+def left_to_the_end(chain: Chain, unread: Collection[str]) -> set[str]:
+    """Of what an end lets go and reads never, that which every layer makes, the last one's at the
+    end of itself: an encoder's own cache of keys and values (XLM)."""
+    numbers = {title.rpartition(":")[2] for title in unread}
+    most = chain.layers[:-2]  # the loop's variables have those of the last two
+    of_all = [one for one in numbers if all(f"{layer}:{one}" in unread for layer in most)]
+    of_all = of_all if most else []
+    return {f"{layer}:{number}" for layer in chain.layers for number in of_all}
 
 
 def cut(run: Run, ignored: frozenset[str]) -> Chain:
@@ -50,7 +67,9 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
     builder = Builder(run, frozenset({MIDDLE, FINAL}))
     last = before = START
     late: set[str] = set()
-    for one, name in zip(run.log, segment_names(run.log), strict=True):
+    moments: dict[int, set[int]] = {}  # of what is late, the operations of the next layer
+    leaders = leaders_of(run.log)
+    for one, name in zip(run.log, segment_names(run.log, leaders), strict=True):
         if isinstance(one, int):
             owner = builder.root.get(one)
             own = owner is not None and owner[0] == last  # its variables go when it has returned
@@ -60,8 +79,10 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
             loops = owner is not None and owner[0] == before not in ENDS and not read
             if title in ignored or loops:
                 builder.now = ""  # what a loop over layers lets go when it is over
-                if title not in ignored and list_of(before) == list_of(last):
+                if owner is not None and title not in ignored and list_of(before) == list_of(last):
                     late.add(title)
+                    done = len(builder.piece(last).calls)
+                    moments.setdefault(owner[1], set()).add(-1 if name in ENDS else done)
             builder.freed(one)
         else:
             builder.call(one, name)
@@ -73,8 +94,22 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
             results[name] = place
     pieces = builder.finished()
     return Chain(
-        pieces=pieces, results=results, history=bool(ignored), late=unread_results(pieces, late)
+        pieces=pieces,
+        results=results,
+        history=bool(ignored),
+        late=unread_results(pieces, late),
+        overwritten=early(moments, pieces),
+        leaders=leaders,
     )
+
+
+def early(moments: Mapping[int, set[int]], pieces: Mapping[str, Piece]) -> dict[int, int]:
+    """Of what layers return and nobody reads, that which goes while the next one runs: a variable
+    of the loop is overwritten in the midst of it. Behind the last one it goes with the others."""
+    lengths = {len(piece.calls) for name, piece in pieces.items() if name not in ENDS}
+    found = {number: some - {-1} for number, some in moments.items()}
+    one = {number: min(some) for number, some in found.items() if len(some) == 1}
+    return {number: at for number, at in one.items() if at < min(lengths)}
 
 
 def unread_results(pieces: Mapping[str, Piece], found: set[str]) -> frozenset[str]:
@@ -95,10 +130,55 @@ def unread_results(pieces: Mapping[str, Piece], found: set[str]) -> frozenset[st
     return frozenset(late)
 
 
-def segment_names(log: Sequence[Call | int]) -> list[str]:
+def leaders_of(log: Sequence[Call | int]) -> dict[str, str]:
+    """Of lists that take turns entry by entry (attention, norm, feed-forward), the first one, whose
+    entries are the layers."""
+    layers = [layer_of(one.where) for one in log if isinstance(one, Call)]
+    found: dict[str, str] = {}
+    for before, after in pairwise(filter(None, layers)):
+        if beside(before, after):
+            first = list_of(before)
+            found.setdefault(list_of(after), found.get(first, first))
+    return found
+
+
+def led(layer: str, leaders: Mapping[str, str]) -> str:
+    """The layer that an entry of a list belongs to."""
+    own, _, number = layer.rpartition(".")
+    return f"{leaders[own]}.{number}" if own in leaders else layer
+
+
+def layer_names(log: Sequence[Call | int], leaders: Mapping[str, str]) -> list[str]:
+    """The layer of each call; where one runs many times, its turn in place of its number."""
+    again = {list_of(layer_of(one.where)) for one in log if isinstance(one, Call) and one.turn > 1}
+    found, turns = [], dict[tuple[str, int], str]()
+    for one in log:
+        layer = led(layer_of(one.where), leaders) if isinstance(one, Call) else ""
+        if isinstance(one, Call) and list_of(layer_of(one.where)) in again:
+            number = len(turns)
+            layer = turns.setdefault((layer, one.turn), f"{list_of(layer)}{TURNS}.{number}")
+        found.append(layer)
+    return found
+
+
+def closing_of(log: Sequence[Call | int], layers: Sequence[str]) -> int:
+    """Where the last layer ends: what runs behind it, outside of its modules, may be what runs
+    behind every other layer, too (XLM multiplies by a mask)."""
+    ends = {layer: index for index, layer in enumerate(layers) if layer}
+    *_, before, last = [*ends.values()] if len(ends) > 1 else (0, len(layers))
+    behind = [one for one in log[before + 1 : last] if isinstance(one, Call)]
+    own = next((n for n, one in enumerate(behind) if layer_of(one.where)), 0)
+    calls = [(n, one) for n, one in enumerate(log) if n > last and isinstance(one, Call)][:own]
+    alike = [(one.name, one.where) for one in behind[:own]] == [
+        (one.name, one.where) for _, one in calls
+    ]
+    return calls[-1][0] + 1 if alike and calls else last + 1
+
+
+def segment_names(log: Sequence[Call | int], leaders: Mapping[str, str]) -> list[str]:
     """The piece that each entry belongs to. What runs between two layers of one list belongs to the
     first of them."""
-    layers = [layer_of(one.where) if isinstance(one, Call) else "" for one in log]
+    layers = layer_names(log, leaders)
     ahead = [""] * len(log)
     following = ""
     for index in range(len(log) - 1, -1, -1):
@@ -106,11 +186,12 @@ def segment_names(log: Sequence[Call | int]) -> list[str]:
         following = layers[index] or following
     found: list[str] = []
     now, last = START, ""
-    for layer, following in zip(layers, ahead, strict=True):
+    closing = closing_of(log, layers)
+    for index, (layer, following) in enumerate(zip(layers, ahead, strict=True)):
         if layer:
             now = last = layer
         elif last and not following:
-            now = FINAL
+            now = last if index < closing else FINAL
         elif last and list_of(following) != list_of(last):
             now = MIDDLE
         found.append(now)
@@ -152,4 +233,4 @@ def carried(chain: Chain) -> dict[str, str]:
     return found
 
 
-__all__ = ["ENDS", "MIDDLE", "Chain", "carried", "chain_of", "list_of", "passed_on"]
+__all__ = ["ENDS", "MIDDLE", "Chain", "carried", "chain_of", "led", "list_of", "passed_on"]

@@ -18,6 +18,7 @@ from memfit.simulate.memory import memory
 from memfit.trace import trace_config
 from memfit.trace.depth import shapes_of
 from memfit.trace.pair_row import HEAD as PAIR
+from memfit.trace.paths import layer_of
 
 DEEPER = 2  # layers more than any captured model has
 TARGET = 56  # tokens of a decoder beside an encoder
@@ -47,9 +48,11 @@ def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]
 
 
 def first_linear(model: Model) -> str:
-    """A linear layer of attention, for adapters; one behind the layers where these have none."""
-    ends = (linear for one in model.final for linear in one.linears())
-    return next(itertools.chain(model.layers[0].linears(), ends)).name.rpartition(".")[2]
+    """A linear layer of attention, for adapters; where the layers have none, that of one that all
+    share, or one behind them."""
+    ends = [linear for one in (*model.final, *model.embed) for linear in one.linears()]
+    shared = [one for one in ends if layer_of(one.name)]
+    return next(itertools.chain(model.layers[0].linears(), shared, ends)).name.rpartition(".")[2]
 
 
 def off(config: Mapping[str, Any], job: Job) -> float:
@@ -106,7 +109,8 @@ def config_fault(row: ChainRow, config: Mapping[str, Any], head: str) -> str:
             continue
         if case.get("task") == "inference" and (row.pairs or head == CAUSAL):
             continue  # generation has no graphs yet
-        given = {**case, **pair, "optimizer": "adamw_fused", "precision": free[place % len(free)]}
+        own = [one for one in free if "task" not in case or "autocast" not in one]
+        given = {**case, **pair, "optimizer": "adamw_fused", "precision": own[place % len(own)]}
         if "method" in case:
             given["targets"] = first_linear(build(config))
         if build(config).graphs.caches:

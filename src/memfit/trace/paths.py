@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+TURNS = "@"  # ends the name of a list whose entries run many times, turn by turn
+
 
 def plain(path: str) -> str:
     """A module's path without the wrapping of PEFT and FSDP1, so that adapted and plain models name
@@ -24,6 +26,14 @@ def is_layer(path: str) -> bool:
     return path.rpartition(".")[2].isdigit() and not any(
         piece.isdigit() for piece in path.split(".")[:-1]
     )
+
+
+def beside(one: str, other: str) -> bool:
+    """Entries of the same number in two lists that lie beside each other: `net.attentions.3` and
+    `net.ffns.3` (XLM)."""
+    (own, _, number), (others, _, last) = one.rpartition("."), other.rpartition(".")
+    alike = own.rpartition(".")[0] == others.rpartition(".")[0]
+    return number == last and alike and own != others and not others.endswith(TURNS)
 
 
 def layer_of(path: str) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 from memfit.graph import Graph, Op, Value
 from memfit.graph.solve import Solver, Unsolved
 from memfit.model.families._captured import LATE, PAST
+from memfit.model.modules import BESIDE
 from memfit.trace.capture import Call, Ref, Run
-from memfit.trace.paths import layer_of
+from memfit.trace.paths import beside, layer_of
 
 START, FINAL, TAIL = "start", "final", "tail"
 INPUT = "input:"  # begins the title of an argument of the model
@@ -255,6 +256,10 @@ def shape_of(piece: Piece, prefix: str) -> tuple[Any, ...]:
 
 
 def relative(where: str, prefix: str) -> str:
+    """The name within a layer; that of the same number in a list beside it begins with a mark."""
+    layer = layer_of(where)
+    if prefix and layer and beside(layer, prefix):
+        return BESIDE + layer.split(".")[-2] + where[len(layer) :]
     return where[len(prefix) :].removeprefix(".") if prefix and where.startswith(prefix) else where
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from memfit.lower.tensors import Tensor
+from memfit.model.families._captured import LATE
 from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.techniques.captured_graphs import setting_of
 
@@ -94,7 +95,8 @@ def arguments(graph: str, ctx: Context) -> dict[str, Tensor]:
         run = chain.of_piece(graph, ctx)
     else:
         run = evaluated(graph, ctx.program.model, ctx)
-    return {name: one for name, one in ctx.shared.items() if name in run.graph.inputs}
+    own = (name for name in ctx.shared if name in run.graph.inputs)
+    return {name: ctx.shared[name] for name in own if not name.startswith(LATE)}
 
 
 def passed(found: dict[str, Tensor], ctx: Context) -> Tensor:
@@ -110,7 +112,7 @@ def cached(
 ) -> Tensor:
     """A layer with the tensors of its cache, of which it lets go where it makes new ones."""
     from memfit.lower.captured.again import run_layer
-    from memfit.model.families._captured import LATE, PAST
+    from memfit.model.families._captured import PAST
 
     state = cache.states.pop(bound.prefix, {})
     given = {"x": x, **ctx.shared, **crossing(run, ctx), **state}

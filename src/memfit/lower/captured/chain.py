@@ -13,7 +13,7 @@ from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
 from memfit.model.families._captured import LATE
-from memfit.model.families._chains import CACHED, ENCODED
+from memfit.model.families._chains import CACHED, ENCODED, HELD
 from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.program import Program
 
@@ -67,7 +67,10 @@ def of_piece(name: str, ctx: Context) -> Evaluation:
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From the inputs to the first layer's input; what others read is left in the context."""
-    ctx.r.shared.update(model.graphs.shared)
+    shared = model.graphs.shared
+    ctx.r.shared.update(shared)
+    beside = (one.removesuffix(".weight") for one in shared if one.endswith(".weight"))
+    ctx.r.shared.update(f"{one}.lora_{matrix}" for one in beside for matrix in "AB")
     return passed("start", ids, linears_of(model), bound, ctx)
 
 
@@ -78,15 +81,19 @@ def middle(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
 
 
 def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+    """A layer without weights of its own runs those of one that all share."""
     piece = layer.captured
     assert piece is not None
     if ctx.program.model.graphs.history:
         ctx.shared = {**ctx.shared, f"{HISTORY}{bound.prefix}": x.detach()}
+    if not piece.parts and bound.ends is not None:
+        return passed(piece.graph, x, linears_of(ctx.program.model), bound.ends, ctx)
     return passed(piece.graph, x, piece.by_name, bound, ctx)
 
 
 def without_history(ctx: Context) -> dict[str, Tensor]:
-    return {name: one for name, one in ctx.shared.items() if not name.startswith(HISTORY)}
+    kept = HISTORY, LATE
+    return {name: one for name, one in ctx.shared.items() if not name.startswith(kept)}
 
 
 def passed(
@@ -97,9 +104,17 @@ def passed(
     out = found.pop("x")
     if ctx.job.checkpointing == "none":  # with checkpoints models make no cache
         ctx.caches += [one.detach() for name, one in found.items() if name.startswith(CACHED)]
-    ctx.results += [one for name, one in found.items() if name.startswith(LATE)]
-    others = {name: one for name, one in found.items() if not name.startswith((CACHED, LATE))}
-    ctx.shared = {**ctx.shared, **others}
+    late = {name: one for name, one in found.items() if name.startswith(LATE)}
+    ends = of_piece(name, ctx).graph.inputs  # what the next layer overwrites in its midst
+    ctx.results += [one for name, one in late.items() if name not in ends]
+    held = {
+        f"{HISTORY}{len(ctx.shared)}{name}": one.detach()
+        for name, one in found.items()
+        if name.startswith(HELD)
+    }
+    others = {name: one for name, one in found.items() if not name.startswith((CACHED, HELD, LATE))}
+    early = {name: one for name, one in late.items() if name in ends}
+    ctx.shared = {**ctx.shared, **held, **others, **early}
     return out
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.formats import FP32, Format
+from memfit.formats import COMPLEX64, FP32, Format
 from memfit.lower import linears, ops, views
 from memfit.lower.attention.sdpa import Call, sdpa
 from memfit.lower.captured import templates
@@ -71,8 +71,6 @@ def viewed(step: Step, x: Tensor, index: int = 0) -> Tensor:
     "squeeze",
     "alias",
     "squeeze.dims",
-    "view_as_real",
-    "view_as_complex",
 )
 def view(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     """Of the same shape, it lies as its source does, whose layout a kernel may choose."""
@@ -80,6 +78,16 @@ def view(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, .
     same = step.outs[0].shape == x.shape
     out = views.seen(x, x.shape, x.strides) if same else viewed(step, x)
     return (frame.ctx.r.node("view", out, (x,), views.back_reshape, extra=x.shape),)
+
+
+@operator("view_as_real", "view_as_complex")
+def parts(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """Complex numbers as two real ones each, or the other way round; so is the gradient."""
+    x = tensors(args)[0]
+    out = viewed(step, x)
+    pairs = step.op.name == "view_as_complex"
+    out.format = COMPLEX64 if pairs else FP32
+    return (frame.ctx.r.node("view", out, (x,), views.back_parts, extra=(x.shape, x.format)),)
 
 
 @operator("transpose.int", "t", "permute", "numpy_T", "mT")

@@ -90,7 +90,9 @@ class Frame:
     def weight(self, name: str) -> Tensor | None:
         if self.replaced is not None and name in self.replaced.factors:
             return self.replaced[name]
-        return self.bound.tensors.get(name)
+        found = self.bound.tensors.get(name)
+        ends = self.bound.ends
+        return ends.tensors.get(name) if found is None and ends is not None else found
 
     def rate(self, given: float | str) -> float:
         """The rate of a dropout, which a graph may have by the name of its config's field."""

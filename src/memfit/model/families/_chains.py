@@ -14,6 +14,7 @@ from memfit.model.classes import named_head, unknown_class
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._captured import (
+    LATE,
     TRACE,
     Dims,
     classes,
@@ -24,9 +25,10 @@ from memfit.model.families._captured import (
     weight_of,
 )
 from memfit.model.label_heads import labels_of
-from memfit.model.modules import Captured, Layer, Linear, Loose, Model, Module
+from memfit.model.modules import BESIDE, Captured, Layer, Linear, Loose, Model, Module
 
 CACHED = "cached_"  # begins the names of keys and values in a layer's graph
+HELD = "held_"  # begins the names of what a layer makes and the encoder has until it returns
 ENCODED = "encoded"  # the encoder's result, where nothing stands between it and the decoder
 LAYERS = "layers"  # the dimension that counts them
 CAUSAL = "causal-lm"
@@ -113,6 +115,27 @@ class ChainGraphs:
     def history(self) -> bool:
         """Whether every layer's result is kept until the last one has run."""
         return bool(self.data["heads"][self.run].get("history", False))
+
+    @property
+    def crosses(self) -> bool:
+        """Whether layers share weights, or leave something to the end or to the midst of the next
+        one, so that none stands for others."""
+        left = any(
+            any(name.startswith(HELD) for name in one.outputs)
+            or any(name.startswith(LATE) for name in one.inputs)
+            for one in self.graphs.values()
+        )
+        return self.history or self.scattered or left
+
+    @property
+    def scattered(self) -> bool:
+        """Whether layers run the weights of one module, or lie in several lists beside each
+        other."""
+        head = self.data["heads"][self.run]
+        layers = head["weights"]["layers"]
+        lists = head.get("lists", self.data["lists"])
+        beside = any(row[0].startswith(BESIDE) for rows in layers.values() for row in rows)
+        return beside or bool(lists.keys() - layers.keys())
 
     @property
     def caches(self) -> bool:
@@ -223,7 +246,8 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         )
     dims = {**data["constants"], **dims, "labels": labels, LAYERS: len(kinds)}
     weights = data["heads"][run]["weights"]
-    parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
+    layered = weights["layers"]
+    parts = {kind: modules(layered.get(kind, ()), dims) for kind in dict.fromkeys(kinds)}
     layers = {
         kind: Layer(captured=Captured(name="", graph=kind, parts=some))
         for kind, some in parts.items()

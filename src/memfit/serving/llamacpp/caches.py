@@ -6,8 +6,6 @@ Rules: src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-memory-recurrent.c
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.builder import KINDS
 from memfit.serving.llamacpp.model import GgufModel
@@ -70,50 +68,24 @@ def state_values(model: GgufModel) -> tuple[int, int]:
     return (conv - 1) * (inner + 2 * groups * state), state * inner
 
 
-class Rows(NamedTuple):
-    """What a layer keeps of each token: values of keys and of values, or of each sequence."""
-
-    keys: int = 0
-    values: int = 0
-    state: int = 0
-    slides: bool = False
-
-
-def layer_rows(model: GgufModel, layer: int) -> Rows:
+def layer_cache(model: GgufModel, settings: Settings, layer: int) -> LayerCache:
     if recurrent(model, layer):
-        return Rows(state=sum(state_values(model)))
+        conv, state = state_values(model)
+        return LayerCache(state=4 * (conv + state) * settings.parallel)
     if not attends(model, layer) or not model.facts.get("attention.causal", True):
-        return Rows()
+        return LayerCache()
     if model.cache_of(layer) != layer:
-        return Rows()
-    heads = model.kv_heads(layer)
-    return Rows(
-        keys=model.head(layer) * heads,
-        values=model.value_head(layer) * heads,
-        slides=model.slides(layer),
-    )
-
-
-def layer_caches(model: GgufModel, settings: Settings) -> list[LayerCache]:
-    """The caches of all layers; those that keep as much are counted once."""
-    kept: list[Rows] = model.once(
-        "rows", lambda: [layer_rows(model, layer) for layer in range(model.layers)]
-    )
-    made = {one: layer_cache(model, settings, one) for one in set(kept)}
-    return [made[one] for one in kept]
-
-
-def layer_cache(model: GgufModel, settings: Settings, kept: Rows) -> LayerCache:
-    cells = window_cells(model, settings) if kept.slides else settings.cells
-    tokens = cells * settings.streams
+        return LayerCache()
+    slides = model.slides(layer)
+    cells = window_cells(model, settings) if slides else settings.cells
+    heads, tokens = model.kv_heads(layer), cells * settings.streams
 
     def row(values: int, kind: str) -> int:
         found = KINDS[kind]
         return -(-values // found.block) * found.bytes
 
-    keys = row(kept.keys, settings.cache_k) * tokens
-    values = row(kept.values, settings.cache_v) * tokens
+    keys = row(model.head(layer) * heads, settings.cache_k) * tokens
+    values = row(model.value_head(layer) * heads, settings.cache_v) * tokens
     if "attention.key_length_mla" in model.facts and settings.build >= LATENT_ONLY:
         values = 0
-    state = 4 * kept.state * settings.parallel
-    return LayerCache(keys=keys, values=values, state=state, slides=kept.slides)
+    return LayerCache(keys=keys, values=values, slides=slides)

@@ -66,12 +66,9 @@ def fitted(
     model: GgufModel, settings: Settings, machine: Machine, asked: frozenset[str], margin: int
 ) -> Fitted:
     """What llama-server would settle on; what the user set stays as it is."""
-    least = 0 if {"context", "gpu_layers"} <= asked else margin
-    stored = storage(model, settings, machine)
-    if fits(stored.buffers, machine, least):
-        held = with_compute(stored)
-        if fits(held, machine, least):
-            return Fitted(settings=settings, buffers=held)
+    held = buffers(model, settings, machine)
+    if fits(held, machine, 0 if {"context", "gpu_layers"} <= asked else margin):
+        return Fitted(settings=settings, buffers=held)
     if "context" not in asked and settings.context > SHORTEST:
         shorter = longest_context(model, settings, machine, margin)
         if shorter:
@@ -103,8 +100,6 @@ def longest_context(
         return replace(settings, context=steps * STEP)
 
     search = Search(model=model, machine=machine, margin=margin, made=made)
-    if not search.stored(SHORTEST // STEP):
-        return 0
     found = search.largest(SHORTEST // STEP, max(SHORTEST, most) // STEP)
     return 0 if found * STEP < SHORTEST else found * STEP
 

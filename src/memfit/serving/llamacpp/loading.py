@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, Problem, SourceError, raise_errors
 from memfit.model.sources.files import shown
 from memfit.model.sources.gguf import Gguf, read_file
-from memfit.serving.by_text import ByText
 from memfit.serving.llamacpp.caches import attends, recurrent
 from memfit.serving.llamacpp.model import Fact, GgufModel, GgufTensor
 from memfit.serving.llamacpp.quantize import ALIASES, BASES, TYPES
@@ -171,15 +169,9 @@ def repository(name: str) -> str:
 
 
 def from_config(config: Mapping[str, Any], name: str, quantization: str) -> GgufModel:
-    """The model of a config. The last few are kept, with what was found of their graphs."""
-    return kept(ByText(config), name, quantization)
-
-
-@lru_cache(16)
-def kept(one: ByText, name: str, quantization: str) -> GgufModel:
     from memfit.serving.llamacpp.convert import converted
 
-    return converted(one.config, name, quantization)
+    return converted(config, name, quantization)
 
 
 __all__ = ["InputError", "check", "from_config", "from_file", "from_gguf", "repository", "tag"]

@@ -9,7 +9,7 @@ from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp import graphs
 from memfit.serving.llamacpp.builder import Builder, Places
-from memfit.serving.llamacpp.caches import LayerCache, layer_caches, window_cells
+from memfit.serving.llamacpp.caches import LayerCache, layer_cache, window_cells
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import HOST, Machine, model_buffers, place
 from memfit.serving.llamacpp.recipes import RECIPES
@@ -66,7 +66,7 @@ def storage(model: GgufModel, settings: Settings, machine: Machine) -> Storage:
     if recipe.layers == "encoder":  # a batch goes through whole, and each token gives an output
         settings = replace(settings, embedding=True, batch=settings.ubatch)
     places = place(model, settings, machine)
-    caches = layer_caches(model, settings)
+    caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
     found = Buffers(
         model=model_buffers(model, places, machine),
         kv=_by_device(places, caches, lambda one: 0 if one.slides else one.kv),

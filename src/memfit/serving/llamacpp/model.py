@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GgmlType
 
-REMEMBERED = 256  # answers of one model; a long-running process asks for many contexts
 T = TypeVar("T")
 Number = int | float | bool | str
 Fact = Number | tuple[Number, ...]
@@ -61,14 +60,10 @@ class GgufModel:
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """`make()`, remembered by all that it depends on beside the model: a search for settings
         that fit asks for the same again and again."""
-        if key in (known := self._known):
-            found: T = known[key]
-            return found
-        made = make()
-        if len(known) >= REMEMBERED:
-            known.clear()
-        known[key] = made
-        return made
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     @cached_property
     def by_name(self) -> Mapping[str, GgufTensor]:

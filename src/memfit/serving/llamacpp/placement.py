@@ -115,14 +115,12 @@ def place(model: GgufModel, settings: Settings, machine: Machine) -> Places:
         return layers[max(0, layer)]
 
     caches = [one if settings.kv_offload else HOST for one in layers[:-1]]
-    tensors: dict[str, str] = {}
-    for layer, held in model.layered.items():
-        if settings.overrides or layer < settings.cpu_moe:
-            tensors.update((tensor.name, home(tensor, layer)) for tensor in held)
-        else:
-            tensors.update(dict.fromkeys((tensor.name for tensor in held), layers[layer]))
     return Places(
-        tensors=tensors,
+        tensors={
+            tensor.name: home(tensor, layer)
+            for layer, tensors in model.layered.items()
+            for tensor in tensors
+        },
         layers=tuple(layers[:-1]),
         caches=tuple(caches),
         output=output,
