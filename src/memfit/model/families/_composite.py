@@ -33,7 +33,8 @@ def rooted(model: Model, old: str, new: str) -> Model:
 
     graphs = model.graphs
     if graphs is not None:
-        root = (old, new)
+        first, second = graphs.root  # where it is not as captured already
+        root = (first, second.replace(old, new, 1)) if first else (old, new)
         graphs = replace(graphs, graphs=graphs_of(graphs.family, root=root), root=root)
     return replace(
         model,

@@ -101,7 +101,9 @@ def dims(fields: Fields, *more: str) -> Dims:
     fields.count("vocab_size_per_layer_input", low=0)
     found = each(fields, *SIZES, *more)
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
-        found[f"{key}_groups"] = groups(fields, found, key)
+        count = groups(fields, found, key)
+        if found[key] > 1:
+            found[f"{key}_groups"] = count
     checked(fields, found)
     return found
 
@@ -205,11 +207,11 @@ def row(
     )
 
 
-def large(name: str, more: Mapping[str, tuple[int, ...]]) -> Row:
+def large(name: str, more: Mapping[str, tuple[int, ...]], **other: tuple[int, ...]) -> Row:
     text = {**TEXT, "enable_moe_block": bool(more)}
     return row(
         name,
-        variants(text, {**SIZES, **more}),
+        variants(text, {**SIZES, **more, **other}),
         None,
         dims=lambda fields: dims(fields, *more),
         kinds=kinds,
@@ -247,7 +249,9 @@ def choose(fields: Fields) -> int:
     sizes = (text.get("num_kv_shared_layers"), fields.mapping("text_config").get(PER_LAYER))
     if any(type(size) is int and size > 0 for size in sizes):
         return 3 if text["num_key_value_heads"] == 1 else 2
-    return int(bool(text.get("enable_moe_block")))
+    if text.get("enable_moe_block"):
+        return 1
+    return 4 if text.get("num_global_key_value_heads") == 1 else 0
 
 
 ROWS = (
@@ -255,5 +259,6 @@ ROWS = (
     large("gemma4-moe", EXPERTS),
     small("gemma4-small", SIZES["num_key_value_heads"]),
     small("gemma4-small-one", (1, 1, 1)),
+    large("gemma4-one", {}, num_global_key_value_heads=(1, 1, 1)),
 )
 captured(*ROWS, choose=choose)

@@ -1,15 +1,28 @@
-"""GLM-4.1V, dense, and GLM-4.5V with experts, as they read text:
+"""GLM-4.1V, dense, GLM-4.5V with experts, and GLM-4.6V, which is either, as they read text:
 positions in three directions, and an idle vision tower."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memfit.model.config import Fields
-from memfit.model.families._captured import TRACE, Dims, Row, captured, each, ratio, variants
+from memfit.model.families import family
+from memfit.model.families._captured import (
+    TRACE,
+    Dims,
+    Row,
+    captured,
+    each,
+    graphs_of,
+    model_of,
+    ratio,
+    stored,
+    variants,
+)
 from memfit.model.families._towers import glm_tower
-from memfit.model.modules import Weight
+from memfit.model.modules import Model, Weight
 
 SIZES = {
     "vocab_size": (544, 608, 736),
@@ -103,8 +116,8 @@ def row(name: str, sizes: Mapping[str, tuple[int, ...]], **how: Any) -> Row:
     )
 
 
-captured(row("glm4v", WIDE, dims=dense, kinds=lambda fields: ["layer"] * fields.layers()))
-captured(
+DENSE = captured(row("glm4v", WIDE, dims=dense, kinds=lambda fields: ["layer"] * fields.layers()))
+SPARSE = captured(
     row(
         "glm4v_moe",
         {**SIZES, **HEADS, **EXPERTS},
@@ -117,3 +130,15 @@ captured(
         silent=("first_k_dense_replace", "routed_scaling_factor", "use_qk_norm"),
     )
 )
+
+
+@family(
+    "glm46v",
+    examples=tuple({**one, "model_type": "glm46v"} for one in (*DENSE.examples, *SPARSE.examples)),
+    graphs=True,
+)
+def build(fields: Fields) -> Model:
+    """The layers are those of the type that the text's config names."""
+    kind = fields.mapping("text_config").get("model_type", "glm4v_text")
+    one = SPARSE if kind == "glm4v_moe_text" else DENSE
+    return replace(model_of(one, fields, stored(one.name), graphs_of(one.name)), family="glm46v")
