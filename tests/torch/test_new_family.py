@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from memfit.model.config import Fields
 from memfit.model.families import _rows, build
 from memfit.model.families._captured import ROWS
 from memfit.model.families._chains import CHAINS
+from memfit.trace.decoder_files import decodes
+from memfit.trace.decoder_layers import popped
 from memfit.trace.decoder_row import (
     caps_of,
     decoder,
@@ -38,6 +41,7 @@ from memfit.trace.new_family import (
     sizes_of,
     subject_of,
 )
+from memfit.trace.probes import seen
 from memfit.trace.real_positions import positions_left
 
 LONG = pytest.mark.skipif(not WHOLE, reason="half a minute: MEMFIT_WHOLE")
@@ -300,7 +304,6 @@ def test_files_are_written_and_a_bad_folder_is_refused(tmp_path: Path) -> None:
         ("roformr", "did you mean `roformer`"),
         ("encoder-decoder", "two fields must count the layers of its encoder and decoder"),
         ("funnel", "no integer `num_hidden_layers`"),
-        ("openai-gpt", "a table of"),
     ],
 )
 def test_other_types_are_refused_in_a_sentence(
@@ -373,3 +376,77 @@ def test_a_fused_norm_keeps_its_input_and_a_number_for_each_row() -> None:
     config = {**ROWS["diffllama"].examples[0], "dtype": "bfloat16"}
     for case in ({}, {"method": "lora"}):
         assert fault(config, Job(batch=2, seq=100, optimizer="sgd", **case)) == ""
+
+
+def test_logits_are_bounded_by_the_class_where_a_config_does_not_say() -> None:
+    """Nanochat's class has 15; null in a config is no bound."""
+    config = dict(ROWS["nanochat"].examples[0])
+    config.pop("final_logit_softcapping", None)
+    assert build(config).softcap
+    assert not build({**config, "final_logit_softcapping": None}).softcap
+
+
+def test_a_module_that_layers_share_runs_as_part_of_each() -> None:
+    """GPT's layers have one activation together."""
+    subject = subject_of("openai-gpt", {"n_layer": 3})
+    run = seen({"model_type": "openai-gpt", "n_layer": 3}, "causal-lm")
+    assert subject.key("num_hidden_layers") == "n_layer"
+    assert not isinstance(run, str)
+    wheres = {place for _, place, _ in run.code[0] if place.endswith("mlp.act")}
+    assert wheres == {f"transformer.h.{number}.mlp.act" for number in range(3)}
+
+
+def test_a_dropout_by_default_makes_it_a_row_of_rates() -> None:
+    assert not decodes("bert-generation")
+    assert decodes("nanochat")
+    assert CHAINS["bert-generation"].heads == ("causal-lm",)
+    assert CHAINS["bert-generation"].rates["hidden_dropout_prob"] == 0.1
+
+
+@pytest.mark.parametrize(("number", "keys"), [(0, 3), (4, 1)])
+def test_a_language_model_without_its_towers_is_that_of_the_trace(number: int, keys: int) -> None:
+    """Of Gemma 4 12B, which has one key for all queries of the layers that see all."""
+    from memfit.job import Job
+
+    row = ROWS[("gemma4", "gemma4-one")[number > 0]]
+    text = {**row.examples[0]["text_config"], "dtype": "bfloat16"}
+    assert text["num_global_key_value_heads"] == keys
+    for kind in ("gemma4_text", "gemma4_unified_text"):
+        config = {**text, "model_type": kind}
+        assert unlike_parameters(config, "causal-lm") == ""
+        assert fault(config, Job(batch=2, seq=120, packing=False, method="lora")) == ""
+    unread = {**text, "model_type": "gemma4_unified_text", "num_kv_shared_layers": 2}
+    with pytest.raises(InputError, match="share keys"):
+        build(unread)
+
+
+def test_glm_46v_is_either_of_two() -> None:
+    from memfit.model.families import families
+
+    first, *_, last = families()["glm46v"].examples
+    assert build(first).graphs.family == "glm4v"
+    assert build(last).graphs.family == "glm4v_moe"
+    for config in (first, last):
+        assert unlike_parameters(config, "image-text") == ""
+
+
+def test_fields_that_a_class_turns_into_a_list_are_known() -> None:
+    """A.X K1's older configs count dense layers in front, of which its class makes a list."""
+    legacy = {"first_k_dense_replace": 1, "moe_layer_freq": 1}
+    assert popped("axk1") == legacy
+    config = {**ROWS["axk1"].examples[0], **legacy}
+    del config["mlp_layer_types"]
+    build(config)
+    with pytest.raises(InputError, match="without `mlp_layer_types`"):
+        build({**config, "first_k_dense_replace": 2})
+
+
+def test_adapters_of_transposed_matrices_go_to_the_trace() -> None:
+    from memfit.estimate import estimate
+    from memfit.job import Job
+
+    model = build(CHAINS["openai-gpt"].examples[0])
+    job = Job(batch=2, seq=64, head="causal-lm", optimizer="sgd")
+    assert estimate(model, job, precise=False).memory.allocated > 0
+    with pytest.raises(InputError, match="with adapters or packed weights"):
+        estimate(model, replace(job, method="lora", targets="c_attn"), precise=False)

@@ -46,11 +46,8 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
         yield f"in `{job.precision}`", "job.precision" if autocast else "job.packing"
     if job.attention not in ATTENTION:
         yield f"with `{job.attention}` attention", "job.attention"
-    if job.quantization != "none" and not program.model.encodes:
-        from memfit.model.families._captured import ROWS
-
-        if not ROWS[program.model.graphs.family].packs:
-            yield "with packed weights", "job.quant"
+    if not program.model.encodes:
+        yield from of_row(program)
     if job.liger or job.unsloth:
         yield "with other kernels", "job.liger" if job.liger else "job.unsloth"
     for name, layout in strategy.uses():
@@ -68,6 +65,17 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
     if job.version("transformers") != captured:
         version = ".".join(map(str, job.version("transformers")))
         yield f"of transformers {version}", "job.versions"
+
+
+def of_row(program: Program) -> Iterator[tuple[str, str]]:
+    """What a decoder's row says that it does not answer."""
+    from memfit.model.families._captured import ROWS
+
+    job, row = program.job, ROWS[program.model.graphs.family]
+    if job.quantization != "none" and not row.packs:
+        yield "with packed weights", "job.quant"
+    if job.training and job.checkpointing != "none" and not row.checkpoints:
+        yield "with gradient checkpointing", "job.checkpointing"
 
 
 def of_generation(program: Program) -> Iterator[tuple[str, str]]:
@@ -116,6 +124,8 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield f"in `{job.precision}`", "job.precision"
     if job.training and job.checkpointing != "none" and not graphs.row.checkpoints:
         yield "with gradient checkpointing", "job.checkpointing"
+    if graphs.transposed and (job.method != "full" or job.quantization != "none"):
+        yield "with adapters or packed weights", "job.method"
     if job.keep_outputs and graphs.caches:
         yield "with a cache in the outputs", "job.keep_outputs"
     if job.target_seq and not graphs.row.pairs:

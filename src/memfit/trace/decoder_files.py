@@ -24,7 +24,7 @@ from memfit.trace.decoder_check import (
     unlike_pairs,
     unseen,
 )
-from memfit.trace.decoder_row import decoder_data
+from memfit.trace.decoder_row import decoder_data, rates_of
 from memfit.trace.family_check import fault, unlike_parameters
 from memfit.trace.graph_files import family_file
 from memfit.trace.new_family import language_head, paired, refuse, subject_of
@@ -40,14 +40,16 @@ USUAL = {
 
 
 def decodes(kind: str) -> bool:
-    """Whether a type of models goes on with a text, and neither fills gaps in it nor has an encoder
-    beside."""
-    own = subject_of(kind).whole
+    """Whether a type of models goes on with a text, neither fills gaps in it nor has an encoder
+    beside, and drops nothing out by default, which rows of encoders say."""
+    subject = subject_of(kind)
+    own = subject.whole
     config = configuration(own, None)
     return (
         not paired(config)
         and classes.builder("masked-lm", config) is None
         and bool(language_head(config))
+        and not any(own[key] for key in rates_of(subject))
     )
 
 
@@ -62,7 +64,7 @@ def made_decoder(
     registered(data, graphs)
     if found := peaks_fault(config, data):
         raise refuse(kind, found)
-    data["packs"] = packs(config)
+    data["packs"] = packs(config, data)
     data["unlike"] += unlike_pairs(config, data)
     data["label_heads"] = list(label_heads(data, graphs, config))
     registered(data, graphs)
@@ -73,9 +75,13 @@ def first_captured(
     data: dict[str, Any], more: Iterator[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A config of unseen sizes, and the graphs of the first setting. A size may be taken for
-    another one where three models have both by chance; then others of the sizes are tried."""
-    why = ""
-    for sizes in itertools.islice(itertools.chain([data["sizes"]], more), TRIES):
+    another one where three models have both by chance; then others of the sizes are tried. `sums`
+    are sizes by themselves where nothing is exact without them."""
+    why, sums = "", data.pop("sums")
+    drawn = [data["sizes"], *itertools.islice(more, TRIES - 1)]
+    for named, sizes in itertools.product([{}, sums] if sums else [{}], drawn):
+        if named:
+            data["sums"] = named
         data["sizes"] = {key: values[:SHOWN] for key, values in sizes.items()}
         config = unseen(data, {key: values[SHOWN] for key, values in sizes.items()})
         try:

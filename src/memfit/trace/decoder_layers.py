@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +17,7 @@ from memfit.trace.program import configuration
 FEW, MANY = 3, 7  # layers that run
 DEPTHS = (37, 58)  # of configs that show how defaults of lists go on
 PERIOD = 8
+POPPED = re.compile(r"""kwargs\.pop\(\s*"(\w+)",\s*([^()]+)\)""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +120,19 @@ def deciding_of(subject: Subject, lists: Sequence[str]) -> dict[str, Any]:
             continue
         if any(whole.get(one) != before[one] for one in lists):
             found[key] = value
+    return {**found, **(popped(subject.kind) if lists else {})}
+
+
+def popped(kind: str) -> dict[str, Any]:
+    """Fields of older configs that the class turns into others, with what it takes in their
+    place."""
+    from transformers import CONFIG_MAPPING
+
+    found: dict[str, Any] = {}
+    for name, default in POPPED.findall(inspect.getsource(CONFIG_MAPPING[kind])):
+        if "rope" not in name:
+            with contextlib.suppress(ValueError, SyntaxError):  # what is no literal follows
+                found[name] = ast.literal_eval(default)
     return found
 
 

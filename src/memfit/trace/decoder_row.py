@@ -20,6 +20,7 @@ from memfit.trace.new_family import (
     DECISIVE,
     Subject,
     absent,
+    checkpoints,
     fixed_of,
     language_head,
     noticed,
@@ -40,8 +41,9 @@ SOFTCAP = re.compile(r"(final_)?logits?_soft_?cap(ping)?")
 BEYOND = 4096  # a window that cuts no sequence
 KV = "num_key_value_heads"
 WINDOW = re.compile(r".*window.*|.*chunk_size")
-ACTIVE = re.compile(r".*(per_tok|top_?k|moe_k)")
-EXPERTS = re.compile(r"(n|num|moe_num)_(local_|routed_)?experts")
+ACTIVE = re.compile(r".*(per_tok(en)?|top_?k|topk_experts|moe_k)")
+EXPERTS = re.compile(r"(n|num|moe_num)_(local_|routed_)?experts|moe_n_experts")
+KERNEL = re.compile(r".*kernel.*|.*conv_l_cache|.*d_conv", re.IGNORECASE)  # added to a length
 ROPES: tuple[Mapping[str, Any], ...] = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 4.0},
@@ -67,6 +69,7 @@ def decoder_data(
     if not has_head_size(dims) and set(split) <= set(dims) and split not in ratios:
         ratios.append(split)
     kept = [key for key in dims if "head_dim" in key or not picky(subject, key, dims, ratios)]
+    kept = [key for key in kept if not KERNEL.fullmatch(key)]
     plain, dims = [key for key in dims if key not in kept], kept
     fixed += [key for key, name in equal.items() if name not in dims]
     equal = {key: name for key, name in equal.items() if name in dims}
@@ -80,7 +83,7 @@ def decoder_data(
     quiet = silent(subject, {*known, window})
     more = all_columns(subject, dims, ratios, equal, partial(proposed, caps=caps))
     sizes = next(more)
-    experts = experts_of(subject, {*known, *plain})
+    experts = experts_of(subject, {*known, *plain} - {*caps})
     rope = subject.whole.get("rope_parameters")
     usual = {name: key for key, name in subject.names.items()}
     named = {usual.get(key, key): key for key in dims}
@@ -107,6 +110,7 @@ def decoder_data(
             *([back[one], sum_of(back, some)] for one, *some in unlike_sums(subject, dims)),
         ],
         **({"caps": [back[one] for one in caps]} if caps else {}),
+        "sums": sums_of(subject, back),
         **({"least": least} if (least := least_of(subject, dims, back)) else {}),
         "fixed": fixed_of(subject, {*held, *quiet}),
         "ropes": ropes_of(subject) if rope else [],
@@ -120,6 +124,7 @@ def decoder_data(
         "tied": bool(subject.plain.get("tie_word_embeddings", False)),
         **logits,
         "packs": True,
+        **({} if checkpoints(subject) else {"checkpoints": False}),
         **({} if subject.head == CAUSAL else {"heads": [subject.head]}),
         "label_heads": [],
         "given": dict(given),
@@ -251,6 +256,8 @@ def silent(subject: Subject, known: Iterable[str]) -> list[str]:
             asked[0][key], asked[1][key] = 2 * value + 1, min(8, value // 2)
         elif type(value) is float:
             asked[0][key], asked[1][key] = 2 * value + 0.25, value / 4
+        elif isinstance(value, str) and key.endswith("_act"):  # some classes have their own
+            asked[0][key], asked[1][key] = "gelu", "relu"
     large = quiet_of(subject, asked[0])
     return sorted(quiet_of(subject, {key: asked[1][key] for key in large}))
 
@@ -320,6 +327,20 @@ def unlike_sums(subject: Subject, dims: Sequence[str]) -> Iterator[tuple[str, st
                 yield one, first, second
 
 
+def sums_of(subject: Subject, back: Mapping[str, str]) -> dict[str, list[str]]:
+    """Numbers of the config that are the sum of two sizes of heads."""
+    sizes = [key for key in back if "head_dim" in key]
+    found: dict[str, list[str]] = {}
+    for key, value in subject.whole.items():
+        if type(value) is not int or "head_dim" not in key or key in back:
+            continue
+        for one, other in itertools.combinations(sizes, 2):
+            more = configuration(subject.config(**{one: subject.whole[one] + 8}), None).to_dict()
+            if value == subject.whole[one] + subject.whole[other] and more.get(key) == value + 8:
+                found[key] = [back[one], back[other]]
+    return found
+
+
 def sum_of(back: Mapping[str, str], keys: Sequence[str]) -> str:
     """As sizes are written."""
     return " + ".join(back[key] for key in keys)
@@ -348,6 +369,7 @@ def experts_of(subject: Subject, known: Iterable[str]) -> list[str]:
     if not any("xpert" in one.module and len(one.shape) == 3 for one in run.weights):
         return []
     active = [key for key in known if ACTIVE.fullmatch(key)]
+    active = active or [key for key in subject.whole if ACTIVE.fullmatch(key)]  # one, always
     experts = [key for key in known if EXPERTS.fullmatch(key)]
     if len(active) != 1 or len(experts) != 1:
         raise refuse(subject.kind, "no field is known to count its experts")

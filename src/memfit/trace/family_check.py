@@ -107,6 +107,8 @@ def config_fault(row: ChainRow, config: Mapping[str, Any], head: str) -> str:
     for place, case in enumerate(CASES):
         if case.get("checkpointing") and not row.checkpoints:
             continue
+        if "method" in case and build(config).graphs.transposed:
+            continue
         if case.get("task") == "inference" and (row.pairs or head == CAUSAL):
             continue  # generation has no graphs yet
         own = [one for one in free if "task" not in case or "autocast" not in one]

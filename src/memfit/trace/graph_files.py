@@ -388,6 +388,7 @@ def assumed(row: Row | ChainRow, dims: Mapping[str, int]) -> dict[str, Any]:
     wholes = [configuration(one, None).to_dict() for one in row.examples]
     text = row.text if isinstance(row, Row) else ""
     whole, *others = [one[text] for one in wholes] if text else wholes
+    depth = row.depth if isinstance(row, ChainRow) else ""
     rope = whole.get("rope_parameters") or {}
     turned = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
     found = {} if turned is None else {"partial_rotary_factor": turned}
@@ -401,6 +402,7 @@ def assumed(row: Row | ChainRow, dims: Mapping[str, int]) -> dict[str, Any]:
         and not key.startswith("_")
         and all(other.get(key) == value for other in others)
         and not key.startswith("num_hidden_layers")
+        and key != depth
     }
 
 

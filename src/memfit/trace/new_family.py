@@ -282,8 +282,12 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
     given = dict(zip(named, RATES, strict=False))
     runs: dict[str, Seen] = {}
     pair = (PAIR,) if subject.stacks else ()
+    own = configuration(subject.whole, None)
+    encodes = classes.builder("masked-lm", own) is not None
+    ahead = (CAUSAL,) if not (subject.stacks or encodes) else ()  # the usual head comes first
     decodes = (CAUSAL,) if subject.stacks or "is_decoder" in subject.whole else ()
-    for head in (*pair, *classes.SILENT[1:], *classes.SILENT[:1], *decodes):
+    heads = (*pair, *ahead, *classes.SILENT[1:], *classes.SILENT[:1], *decodes)
+    for head in dict.fromkeys(heads):
         if classes.builder(head, configuration(subject.config(), None)) is None:
             continue
         found = seen(subject.config(**given), head)

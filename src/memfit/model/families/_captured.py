@@ -80,6 +80,7 @@ class Row:
     absent: tuple[str, ...] = ()  # fields that bring code which was not captured
     loops: tuple[str, ...] = ()  # dimensions that count iterations of its code
     packs: bool = True  # its code does nothing else where weights are packed
+    checkpoints: bool = True  # the class supports gradient checkpointing
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
     text: str = ""

@@ -143,6 +143,13 @@ class ChainGraphs:
         return bool(self.data["heads"][self.run].get("caches", False))
 
     @property
+    def transposed(self) -> bool:
+        """Whether it has GPT's `Conv1D`, to which adapters and packed weights do otherwise than to
+        linear layers."""
+        layers = self.data["heads"][self.run]["weights"]["layers"].values()
+        return any(one[2] == "Conv1D" for some in layers for one in some)
+
+    @property
     def graphs(self) -> Mapping[str, Graph]:
         """All graphs of this head."""
         return {

@@ -105,6 +105,8 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
             ratio(fields, found, large, small)
             if data.get("pairs"):  # which has heads of two sizes
                 found[f"{large}{PER}{small}"] = found.pop(f"{large}_each")
+        for name, (one, other) in data.get("sums", {}).items():
+            found[name] = found[one] + found[other]
         for key, name in data["equal"].items():
             given = fields.count(key, default=found[name])
             if given != found[name]:
@@ -154,6 +156,7 @@ def decoder_row(data: Mapping[str, Any]) -> Row:
         silent=tuple(data["silent"]),
         absent=tuple(data["absent"]),
         packs=data["packs"],
+        checkpoints=data.get("checkpoints", True),
         positions=data["positions"],
         window=data["window"],
         heads=tuple(data.get("heads", ())),
