@@ -18,16 +18,21 @@ UNREAD = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 1}
 UNREAD |= {"enable_moe_block": False}
 
 
-@family(
-    "gemma4_unified_text",
-    examples=tuple(
-        {**one, "model_type": "gemma4_unified_text"} for row in ROWS for one in row.examples
-    ),
-    graphs=True,
+EXAMPLES = tuple(
+    {key: value for key, value in one.items() if key not in UNREAD}
+    | {"model_type": "gemma4_unified_text"}
+    for row in ROWS
+    for one in row.examples
 )
+
+
+@family("gemma4_unified_text", examples=EXAMPLES, graphs=True)
 def build(fields: Fields) -> Model:
-    fields.assume(sliding_window=WINDOW)
-    fields.config = {**fields.config, **UNREAD}
+    if not fields.config.keys() - {"model_type"}:
+        fields.config = {}  # no config of a model, whatever the class puts in its place
+    else:
+        fields.assume(sliding_window=WINDOW)
+        fields.config = {**fields.config, **UNREAD}
     if fields.config.get("num_kv_shared_layers"):
         fields.blame("num_kv_shared_layers", "no captured graph with layers that share keys", TRACE)
     row = ROWS[fields.config.get("num_global_key_value_heads") == 1]
