@@ -41,7 +41,6 @@ from memfit.trace.new_family import (
     sizes_of,
     subject_of,
 )
-from memfit.trace.probes import seen
 from memfit.trace.real_positions import positions_left
 
 LONG = pytest.mark.skipif(not WHOLE, reason="half a minute: MEMFIT_WHOLE")
@@ -384,16 +383,6 @@ def test_logits_are_bounded_by_the_class_where_a_config_does_not_say() -> None:
     config.pop("final_logit_softcapping", None)
     assert build(config).softcap
     assert not build({**config, "final_logit_softcapping": None}).softcap
-
-
-def test_a_module_that_layers_share_runs_as_part_of_each() -> None:
-    """GPT's layers have one activation together."""
-    subject = subject_of("openai-gpt", {"n_layer": 3})
-    run = seen({"model_type": "openai-gpt", "n_layer": 3}, "causal-lm")
-    assert subject.key("num_hidden_layers") == "n_layer"
-    assert not isinstance(run, str)
-    wheres = {place for _, place, _ in run.code[0] if place.endswith("mlp.act")}
-    assert wheres == {f"transformer.h.{number}.mlp.act" for number in range(3)}
 
 
 def test_a_dropout_by_default_makes_it_a_row_of_rates() -> None:

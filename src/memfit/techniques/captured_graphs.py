@@ -46,8 +46,7 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
         yield f"in `{job.precision}`", "job.precision" if autocast else "job.packing"
     if job.attention not in ATTENTION:
         yield f"with `{job.attention}` attention", "job.attention"
-    if not program.model.encodes:
-        yield from of_row(program)
+    yield from of_row(program)
     if job.liger or job.unsloth:
         yield "with other kernels", "job.liger" if job.liger else "job.unsloth"
     for name, layout in strategy.uses():
@@ -68,10 +67,16 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
 
 
 def of_row(program: Program) -> Iterator[tuple[str, str]]:
-    """What a decoder's row says that it does not answer."""
+    """What a decoder's row says that it does not answer, and what matrices of an encoder's kind
+    do not."""
     from memfit.model.families._captured import ROWS
 
-    job, row = program.job, ROWS[program.model.graphs.family]
+    job, graphs = program.job, program.model.graphs
+    if program.model.encodes:
+        if graphs.transposed and (job.method != "full" or job.quantization != "none"):
+            yield "with adapters or packed weights", "job.method"
+        return
+    row = ROWS[graphs.family]
     if job.quantization != "none" and not row.packs:
         yield "with packed weights", "job.quant"
     if job.training and job.checkpointing != "none" and not row.checkpoints:
@@ -124,8 +129,6 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield f"in `{job.precision}`", "job.precision"
     if job.training and job.checkpointing != "none" and not graphs.row.checkpoints:
         yield "with gradient checkpointing", "job.checkpointing"
-    if graphs.transposed and (job.method != "full" or job.quantization != "none"):
-        yield "with adapters or packed weights", "job.method"
     if job.keep_outputs and graphs.caches:
         yield "with a cache in the outputs", "job.keep_outputs"
     if job.target_seq and not graphs.row.pairs:

@@ -92,18 +92,7 @@ class Writer(Recorder):
         self.turns: dict[str, int] = {}  # of layers, how often each was entered
         self.casts = 0  # of autocast, not of the model's own code
         self.writing = False
-        self.shared: dict[int, list[str]] = {}  # names of modules that have several
         self.marks_leaves = False  # calls that make what the model's code asks a gradient of
-
-    def enter(self, module: Any) -> None:
-        """A module that several others share, such as an activation, runs as part of the one that
-        calls it."""
-        now = f"{self.modules[-1]}." if self.modules else ""
-        names = self.shared.get(id(module), ())
-        name = next((one for one in names if one.startswith(now)), "")
-        if name:
-            self.names[id(module)] = name
-        super().enter(module)
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         outer = self.writing and not self.inside
@@ -385,7 +374,6 @@ def described_weights(writer: Writer, model: Any) -> None:
     run.head_block = -1 if block is None else block.id
     run.cls, run.file = type(model).__name__, inspect.getfile(type(model))
     modules = dict(model.named_modules())
-    writer.shared = shared_modules(model)
     tensors = [(name, one, False) for name, one in model.named_parameters()]
     tensors += [(name, one, True) for name, one in model.named_buffers()]
     for name, tensor, buffer in tensors:
@@ -402,15 +390,6 @@ def described_weights(writer: Writer, model: Any) -> None:
                 frozen=not (buffer or tensor.requires_grad),
             )
         )
-
-
-def shared_modules(model: Any) -> dict[int, list[str]]:
-    """The names of modules without weights that lie in several places."""
-    found: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if not any(True for _ in module.parameters()):
-            found.setdefault(id(module), []).append(name)
-    return {one: names for one, names in found.items() if len(names) > 1}
 
 
 __all__ = ["Call", "Ref", "Run", "forward_of"]
