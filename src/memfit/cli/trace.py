@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from memfit.cli.errors import complain
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable
+from memfit.shell_scripts import PYTHON, STARTERS, WRAPPERS, is_shell, started
 from memfit.terminal import escaped, put
 from memfit.words.models import is_program
 
@@ -29,10 +30,6 @@ PICTURES = (".svg", ".png", ".html")
 
 RUNNERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 PROGRAMS = (".py", ".ipynb")
-# Programs that start a script, and do nothing without one.
-STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "srun")
-WRAPPERS = ("env", "nohup", "time", "uv", "poetry", "pdm", "pipenv")  # a command follows them
-PYTHON = re.compile(r"python[0-9.]*$")
 
 
 class Words(NamedTuple):
@@ -58,7 +55,7 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         name = word.partition("=")[0]
         if word == "--":
             if not subject and rest:
-                subject, launcher, rest = launched(rest)
+                subject, launcher, rest = launched(unrolled(rest))
             arguments += rest
             break
         if script:
@@ -68,7 +65,7 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
             subject, script = f"-m {rest.pop(0)}", True
             continue
         if not subject and begins_command(word, rest):
-            subject, launcher, own = launched([word, *rest])
+            subject, launcher, own = launched(unrolled([word, *rest]))
             arguments += own
             break
         if word.startswith("-") and word != "-":
@@ -86,12 +83,30 @@ def begins_command(word: str, rest: Sequence[str]) -> bool:
     """Whether a word that is no script and no option starts a program, as a shell would: a
     launcher, Python, a variable, or a command that is installed and has a word behind it, which
     no model has."""
+    if not word.startswith("-") and is_shell([word, *rest]):
+        return True
     if not rest or word.startswith("-") or is_program(word):
         return False
     name = Path(word).name
     if name in (*STARTERS, *WRAPPERS) or PYTHON.match(name) or is_setting(word):
         return True
     return not rest[0].startswith("-") and name == word and shutil.which(word) is not None
+
+
+def unrolled(words: Sequence[str]) -> list[str]:
+    """The command that a shell script comes to, with a note that says which; other words as they
+    are."""
+    if not is_shell(words):
+        return list(words)
+    found = started(words)
+    line = shlex.join(found.words)
+    message = f"`{shlex.join(words)[:80]}` starts `{line[:160]}{'…' if line[160:] else ''}`"
+    if found.programs > 1:
+        message += f", the first of {found.programs} commands that a trace could run"
+    empty = ", ".join(f"`{name}`" for name in found.unset)
+    hint = f"not set, so empty: {empty}; set them before the command" if empty else ""
+    complain((Problem(message=message, hint=hint, level="note"),))
+    return found.words
 
 
 def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
@@ -268,8 +283,8 @@ HELP = """\
 {help}.
 
 SCRIPT.py runs unmodified as on that GPU: a few optimizer steps, no weights, no writes. So do `-m
-package.module` and NOTEBOOK.ipynb. Options before the script are memfit's; those after it are the
-script's.
+package.module`, NOTEBOOK.ipynb, and the command in a shell script (train.sh). Options before the
+script are memfit's; those after it are the script's.
 
 Exit code: 0 fits or may fit, 1 does not fit, 2 unusable input.
 """

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem
+from memfit.shell_scripts import SHELLS, TRAINERS
 from memfit.trace import cuda
 
 if TYPE_CHECKING:
@@ -224,26 +225,6 @@ def run_module(name: str, arguments: Sequence[str], called: str = "") -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-# Commands that train, by the package that installs them.
-COMMANDS = {
-    "autotrain": "autotrain-advanced",
-    "axolotl": "axolotl",
-    "composer": "mosaicml",
-    "fabric": "lightning",
-    "lightning": "lightning",
-    "litgpt": "litgpt",
-    "llamafactory-cli": "llamafactory",
-    "nemo": "nemo_run",
-    "oumi": "oumi",
-    "swift": "ms-swift",
-    "trl": "trl",
-    "tune": "torchtune",
-    "unsloth": "unsloth",
-    "xtuner": "xtuner",
-}
-SHELLS = ("bash", "sh", "zsh", "dash")
-
-
 def run_command(name: str, arguments: Sequence[str]) -> None:
     """As the command `name arguments` that a package has installed."""
     found = next(iter(importlib.metadata.entry_points(group="console_scripts", name=name)), None)
@@ -258,10 +239,10 @@ def run_command(name: str, arguments: Sequence[str]) -> None:
 def unknown_command(name: str) -> Problem:
     """What is said of a command that no installed package has."""
     if name in SHELLS or name.endswith(".sh"):
-        message = f"`{name}` runs a shell script, and a trace runs Python programs only"
+        message = f"`{name}` starts a shell, and a trace runs Python programs only"
         hint = "put the command that the shell script runs behind `memfit trace --`"
-    elif name in COMMANDS:
-        package = COMMANDS[name]
+    elif name in TRAINERS:
+        package = TRAINERS[name]
         message = f"`{name}` is a command of the package `{package}`, which is not installed here"
         hint = f"`pip install {package}`, or choose an environment that has it with `--python`"
     else:

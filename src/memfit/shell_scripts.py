@@ -1,0 +1,446 @@
+"""Shell scripts that start a training: the one command that they come to, read and not run.
+
+Read are variables, arrays, defaults, arguments, loops over words, and arithmetic; what only a
+shell can know, like `$(nproc)`, is refused where the command needs it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from memfit.errors import InputError, Problem
+
+SHELLS = ("bash", "sh", "zsh", "dash")
+# Programs that start a script, and do nothing without one.
+STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "srun")
+WRAPPERS = ("env", "nohup", "time", "uv", "poetry", "pdm", "pipenv")  # a command follows them
+# Commands that train, by the package that installs them.
+TRAINERS = {
+    "autotrain": "autotrain-advanced",
+    "axolotl": "axolotl",
+    "composer": "mosaicml",
+    "fabric": "lightning",
+    "lightning": "lightning",
+    "litgpt": "litgpt",
+    "llamafactory-cli": "llamafactory",
+    "nemo": "nemo_run",
+    "oumi": "oumi",
+    "swift": "ms-swift",
+    "trl": "trl",
+    "tune": "torchtune",
+    "unsloth": "unsloth",
+    "xtuner": "xtuner",
+}
+PYTHON = re.compile(r"python[0-9.]*$")
+KEYWORDS = ("then", "do", "else", "{", "}", "fi", "done", "esac", "(", ")", "if", "elif", "while")
+DECLARE = ("export", "declare", "local", "readonly")
+ENDS = ("&&", "||", ";;", ";", "&", "|", "\n", "(", ")")
+REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>&|>|<<<|<)(?:&\d)?")
+NAME = re.compile(r"[A-Za-z_]\w*")
+LONGEST = 1 << 20  # bytes of a script
+MOST_COUNTED = 1000  # numbers of `seq`
+DEEPEST = 4  # scripts that start scripts
+UNKNOWN = "\0"  # before the text of what only a shell knows
+
+
+class Started(NamedTuple):
+    """A command of a shell script with its variables in front, how many such commands the script
+    has, and the variables that are not set."""
+
+    words: list[str]
+    programs: int
+    unset: tuple[str, ...] = ()
+
+
+def is_shell(words: Sequence[str]) -> bool:
+    """Whether the words start a shell script, or a shell with a command."""
+    rest = without_settings(words)
+    if not rest:
+        return False
+    name = Path(rest[0]).name
+    return name.endswith(".sh") or (name in SHELLS and len(rest) > 1)
+
+
+def started(words: Sequence[str], depth: int = 0) -> Started:
+    """The command that `words` come to: `bash train.sh 8` starts what `train.sh` starts."""
+    before = list(words[: len(words) - len(without_settings(words))])
+    rest = without_settings(words)
+    variables = dict(os.environ) | dict(one.split("=", 1) for one in before if "=" in one)
+    text, name, arguments = source(rest)
+    known = {str(at): one for at, one in enumerate((name, *arguments))}
+    reader = Reader(text, {**variables, **known}, arguments)
+    found = list(commands(reader))
+    if not found:
+        raise InputError.one(
+            f"`{name}` starts no program that a trace can run",
+            where="launcher",
+            hint="put the command that trains behind `memfit trace --`",
+        )
+    first = [*before, *found[0]]
+    unread = next((one for one in first if UNKNOWN in one), "")
+    if unread:
+        shown = unread.partition(UNKNOWN)[2].partition(UNKNOWN)[0]
+        raise InputError.one(
+            f"`{name}` needs a shell for `{shown[:60]}`",
+            where="launcher",
+            hint="put its command, with that value, behind `memfit trace --`",
+        )
+    if is_shell(first):
+        if depth == DEEPEST:
+            message = f"`{name}` starts itself, or too many scripts one after the other"
+            raise InputError.one(message, where="launcher")
+        inner = started(first, depth + 1)
+        return Started(inner.words, inner.programs, (*reader.unset, *inner.unset))
+    return Started(first, len(found), tuple(reader.unset))
+
+
+def source(words: Sequence[str]) -> tuple[str, str, list[str]]:
+    """The text of a script or of `-c`, its name, and its arguments."""
+    rest = list(words)
+    name = rest.pop(0)
+    if Path(name).name in SHELLS:
+        while rest and rest[0].startswith("-") and "c" not in rest[0]:
+            rest.pop(0)
+        if rest[:1] and rest[0].startswith("-"):
+            text = rest[1] if rest[1:] else ""
+            return text, f"{name} -c", rest[2:]
+        name = rest.pop(0) if rest else name
+    path = Path(name)
+    try:
+        if path.stat().st_size > LONGEST:
+            raise InputError.one(f"`{name[:160]}` is too long for a shell script", where="launcher")
+        return path.read_text(errors="replace"), name, rest
+    except OSError as bad:
+        reason = (bad.strerror or "unknown failure").lower()
+        message = f"`{name[:160]}` cannot be read: {reason}"
+        raise InputError(Problem(message=message, where="launcher")) from None
+
+
+def without_settings(words: Sequence[str]) -> list[str]:
+    """The words behind variables and wrappers."""
+    rest = list(words)
+    while rest and (rest[0] in ("env", "nohup", "time", "exec", "sudo") or setting(rest[0])):
+        rest.pop(0)
+    return rest
+
+
+def setting(word: str) -> bool:
+    """`NAME=value`."""
+    return "=" in word and NAME.fullmatch(word.partition("=")[0]) is not None
+
+
+def starts(words: Sequence[str]) -> bool:
+    """Whether a command starts a program that a trace can run."""
+    rest = without_settings(words)
+    if rest[:2] in (["uv", "run"], ["poetry", "run"], ["pdm", "run"], ["pipenv", "run"]):
+        rest = without_settings(rest[2:])
+    if not rest:
+        return False
+    name = Path(rest[0]).name
+    if PYTHON.match(name):
+        return any(one.endswith(".py") or one == "-m" for one in rest[1:]) and not installs(rest)
+    return name in (*STARTERS, *TRAINERS) or name.endswith((".py", ".sh")) or is_shell(rest)
+
+
+def installs(words: Sequence[str]) -> bool:
+    """`python -m pip install` and `python setup.py install` train nothing."""
+    return any(one in ("pip", "setup.py", "venv") for one in words[:4])
+
+
+def commands(reader: Reader) -> Iterator[list[str]]:
+    """The commands of a script that start a program, with their variables expanded; a loop runs
+    with the first of its words, and both branches of a condition are read."""
+    exported: dict[str, str] = {}
+    for words in reader.commands():
+        while words and words[0] in KEYWORDS:
+            words.pop(0)
+        if words and words[0] in (*DECLARE, "set"):
+            kind = words.pop(0)
+            values = dict(one.split("=", 1) for one in words if setting(one))
+            reader.variables |= values
+            exported |= values if kind == "export" else {}
+        elif words[:1] == ["for"] and len(words) > 3 and words[2] == "in":
+            reader.variables[words[1]] = words[3]
+        elif words[:1] == ["shift"]:
+            reader.shift()
+        elif words and all(map(setting, words)):
+            values = dict(one.split("=", 1) for one in words)
+            reader.variables |= values
+            exported |= {name: one for name, one in values.items() if name in exported}
+        elif starts(words):
+            yield [*(f"{name}={one}" for name, one in exported.items()), *words]
+
+
+class Reader:
+    """Words of a script, command by command, as a shell splits them."""
+
+    def __init__(self, text: str, variables: dict[str, str], arguments: list[str]) -> None:
+        self.text, self.at = text.replace("\\\r\n", "").replace("\\\n", ""), 0
+        self.variables, self.arguments = {"RANDOM": "10000", **variables}, arguments
+        self.arrays: dict[str, list[str]] = {}
+        self.unset: dict[str, None] = {}
+
+    def shift(self) -> None:
+        self.arguments = self.arguments[1:]
+        for place, one in enumerate((*self.arguments, ""), 1):
+            self.variables[str(place)] = one
+
+    def commands(self) -> Iterator[list[str]]:
+        words: list[str] = []
+        skip = False  # what a pipe ends in, or a file that the output goes to
+        piped = False
+        while self.at < len(self.text):
+            end = next((one for one in ENDS if self.text.startswith(one, self.at)), "")
+            redirected = REDIRECTION.match(self.text, self.at)
+            if end:
+                self.at += len(end)
+                if words and not piped:
+                    yield words
+                words, piped = [], end == "|"
+            elif self.text[self.at] in " \t\r":
+                self.at += 1
+            elif self.text[self.at] == "#":
+                self.at = self.line_end()
+            elif redirected and (redirected[0][0] in "<>&" or redirected[0][0].isdecimal()):
+                self.at = redirected.end()
+                skip = not redirected[0][-1:].isdecimal()
+            else:
+                found = self.word(words)
+                words += [] if skip else found
+                skip = False
+        if words and not piped:
+            yield words
+
+    def line_end(self) -> int:
+        found = self.text.find("\n", self.at)
+        return len(self.text) if found < 0 else found
+
+    def word(self, before: Sequence[str]) -> list[str]:
+        """The words that one word of the script expands to: an unquoted variable may hold
+        several, and an array in full as many as it has."""
+        parts: list[tuple[str, bool]] = []
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if letter in " \t\r\n;&|()<>" and not self.opens_array(parts, before):
+                break
+            if letter == "(":
+                return self.array(parts)
+            if letter == "\\":
+                parts.append((self.text[self.at + 1 : self.at + 2], True))
+                self.at += 2
+            elif letter == "'":
+                end = self.text.find("'", self.at + 1)
+                end = len(self.text) if end < 0 else end
+                parts.append((self.text[self.at + 1 : end], True))
+                self.at = end + 1
+            elif letter == '"':
+                parts += self.quoted()
+            elif letter in "$`":
+                parts.append((self.expansion(), False))
+            else:
+                parts.append((letter, True))
+                self.at += 1
+        first = all(map(setting, before)) or before[0] in DECLARE
+        text = "".join(one for one, _ in parts)
+        if first and setting(text) and ARRAY not in text and EMPTY not in text:
+            return [text]  # the value of a variable is not split
+        return self.joined(parts)
+
+    def opens_array(self, parts: Sequence[tuple[str, bool]], before: Sequence[str]) -> bool:
+        """`NAME=(`."""
+        named = "".join(one for one, _ in parts).rstrip("+")
+        first = not before or before[0] in DECLARE
+        opened = self.text[self.at] == "(" and named.endswith("=")
+        return first and opened and NAME.fullmatch(named.rstrip("=+")) is not None
+
+    def array(self, parts: Sequence[tuple[str, bool]]) -> list[str]:
+        typed = "".join(one for one, _ in parts)
+        name = typed.rstrip("=").rstrip("+")
+        found = self.arrays.get(name, []) if typed.endswith("+=") else []
+        self.at += 1
+        values = list(found)
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            if self.text[self.at] in " \t\r\n":
+                self.at += 1
+            elif self.text[self.at] == "#":
+                self.at = self.line_end()
+            else:
+                start = self.at
+                values += self.word(("in an array",))
+                self.at += self.at == start
+        self.at += 1
+        self.arrays[name] = values
+        return []
+
+    def quoted(self) -> list[tuple[str, bool]]:
+        self.at += 1
+        parts: list[tuple[str, bool]] = [("", True)]
+        while self.at < len(self.text) and self.text[self.at] != '"':
+            letter = self.text[self.at]
+            if letter == "\\" and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\"):
+                parts.append((self.text[self.at + 1], True))
+                self.at += 2
+            elif letter in "$`":
+                parts.append((self.expansion(), True))
+            else:
+                parts.append((letter, True))
+                self.at += 1
+        self.at += 1
+        return parts
+
+    def expansion(self) -> str:
+        """The value of what begins here; the words of an array are joined by a mark."""
+        rest = self.text[self.at :]
+        if rest.startswith("$(("):
+            end = rest.find("))")
+            return self.taken(rest[: end + 2], arithmetic(rest[3:end], self.variables))
+        if rest.startswith("$("):
+            return self.taken(inside := balanced(rest, 1, "()"), self.known(inside))
+        if rest.startswith("`"):
+            end = rest.find("`", 1)
+            return self.taken(rest[: end + 1], self.known(rest[: end + 1]))
+        if rest.startswith("${"):
+            inside = balanced(rest, 1, "{}")
+            return self.taken(inside, self.value(inside[2:-1]))
+        found = re.match(r"\$([A-Za-z_]\w*|[0-9@*#])", rest)
+        if found is None:
+            return self.taken("$", "$")
+        return self.taken(found[0], self.value(found[1]))
+
+    def taken(self, text: str, value: str) -> str:
+        self.at += max(1, len(text))
+        return value
+
+    def known(self, text: str) -> str:
+        """What a command would print, where that is known without a shell."""
+        inner = text.strip("$()`").strip()
+        if inner == "pwd":
+            return str(Path.cwd())
+        if inner.partition(" ")[0] == "hostname":
+            return "localhost"
+        counted = re.fullmatch(r"seq (\d+)(?: (\d+))?", self.plain(inner))
+        if counted:
+            first, last = (int(counted[1]), counted[2]) if counted[2] else (1, counted[1])
+            return " ".join(map(str, range(first, min(int(last), first + MOST_COUNTED) + 1)))
+        one = re.search(
+            r"^shuf\b.*\s(\d+)-\d+\b", inner
+        )  # any number of a range, most often a port
+        return one[1] if one else f"{UNKNOWN}{text}{UNKNOWN}"
+
+    def plain(self, text: str) -> str:
+        """A text with its variables expanded, in quotes or not."""
+        if text[:1] == "'" == text[-1:]:
+            return text[1:-1]
+        bare = text[1:-1] if len(text) > 1 and text[0] == '"' == text[-1] else text
+        inner = Reader(bare, self.variables, self.arguments)
+        inner.arrays = self.arrays
+        return "".join(one for one, _ in inner.quoted_text())
+
+    def value(self, name: str) -> str:
+        """Of `NAME`, `NAME:-default`, `NAME[@]`, `@` and `#`."""
+        if name in ("@", "*"):
+            return ARRAY.join(self.arguments) or EMPTY
+        if name == "#":
+            return str(len(self.arguments))
+        listed = re.fullmatch(r"(#?)([A-Za-z_]\w*)\[([@*]|\d+|\$?[A-Za-z_]\w*)\]", name)
+        if listed:
+            at = listed[3].lstrip("$")
+            at = self.variables.get(at, "0") if NAME.fullmatch(at) else at
+            some = self.arrays.get(listed[2], [])
+            if listed[1]:
+                return str(len(some))
+            if at.isdecimal():
+                return some[int(at)] if int(at) < len(some) else ""
+            return ARRAY.join(some) or EMPTY
+        found = re.fullmatch(r"([A-Za-z_]\w*|\d|[@*])(?:(:?[-=])(.*))?", name, re.DOTALL)
+        if found is None:
+            return f"{UNKNOWN}${{{name}}}{UNKNOWN}"
+        if found[1] in "@*" and self.arguments:
+            return ARRAY.join(self.arguments)
+        value = self.variables.get(found[1])
+        if value is None and found[1] in self.arrays:
+            return next(iter(self.arrays[found[1]]), "")
+        if found[2] and (value is None or (not value and found[2].startswith(":"))):
+            return self.plain(found[3])
+        if value is None and not found[1].isdecimal():
+            self.unset[found[1]] = None
+        return value or ""
+
+    def quoted_text(self) -> list[tuple[str, bool]]:
+        """The whole text as between double quotes."""
+        self.text, self.at = f'"{self.text}"', 0
+        return self.quoted()
+
+    def joined(self, parts: Sequence[tuple[str, bool]]) -> list[str]:
+        words: list[str] = [""]
+        any_quoted = False
+        for text, whole in parts:
+            any_quoted |= whole
+            if text == EMPTY:
+                continue
+            pieces = text.split(ARRAY)
+            if not whole and UNKNOWN not in text:
+                pieces = [one for piece in pieces for one in re.split(r"\s+", piece)]
+            words[-1] += pieces[0]
+            words += pieces[1:]
+        empty = not any_quoted or (EMPTY in [one for one, _ in parts] and words == [""])
+        return [one for one in words if one or not empty]
+
+
+ARRAY, EMPTY = "\1", "\2"  # between the words of an array; of an array without words
+
+
+def balanced(text: str, start: int, pair: str) -> str:
+    """From `start` to the end of what opens there, with what stands before it."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += (text[at] == pair[0]) - (text[at] == pair[1])
+        if depth == 0:
+            return text[: at + 1]
+    return text
+
+
+def arithmetic(text: str, variables: Mapping[str, str]) -> str:
+    """Of whole numbers alone."""
+    plain = re.sub(
+        r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: variables.get(found[1], "0") or "0", text
+    )
+    whole = plain.replace("/", "//")
+    if not re.fullmatch(r"[\d\s+*()%-]*(?://[\d\s+*()%-]*)*", whole) or "**" in whole:
+        return f"{UNKNOWN}$(({text})){UNKNOWN}"
+    try:
+        return str(evaluated(whole))
+    except (SyntaxError, ZeroDivisionError, ValueError, RecursionError):
+        return f"{UNKNOWN}$(({text})){UNKNOWN}"
+
+
+def evaluated(text: str) -> int:
+    """`2 * (8 // 4)`, by Python's own grammar."""
+    import ast
+    import operator
+
+    steps = {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+    }
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -value(inner)
+            case ast.BinOp(left=left, op=step, right=right) if type(step) in steps:
+                return int(steps[type(step)](value(left), value(right)))
+        raise ValueError(text)
+
+    return value(ast.parse(text.strip(), mode="eval").body)
+
+
+__all__ = ["PYTHON", "SHELLS", "STARTERS", "TRAINERS", "WRAPPERS", "is_shell", "started"]
