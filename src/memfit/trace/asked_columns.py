@@ -35,6 +35,7 @@ LONG = (
     "answers",
     "objects",
 )
+ONE_ROW = "example|sample|row|item|element|record|data_?point|ex|x"  # as scripts call one
 TURNS = ("messages", "conversations")  # which a script may want as one text
 # What a script looks for where another part of it may have put it, and what few rows have.
 MADE = {"input_ids", "attention_mask", "labels", "tools"}
@@ -55,6 +56,10 @@ def kind_said(name: str) -> str:
     named = re.escape(name)
     if lines.matches(rf"features\[[\"']{named}[\"']\]\.(names|num_classes|int2str|str2int)\b"):
         return kind if kind.startswith("label") else "label 16"
+    if lines.matches(rf"json\.loads\(\s*\w+\[[\"']{named}[\"']\]"):
+        return "json"
+    if lines.matches(rf"\b(?:{ONE_ROW})\[[\"']{named}[\"']\]\[0\]"):
+        return f"several {'sentence' if kind.startswith('label') else kind or kind_of(name)}"
     values = () if kind in LONG else script_literals.values_of(name)
     if kind in ("", "text", "sentence") and script_literals.is_number(name):
         return "id" if kind == "sentence" else "float"
@@ -240,7 +245,17 @@ def renaming(true: Any) -> Any:
     return rename_column
 
 
-def mapping(true: Any, columns: Columns) -> Any:
+def mapping(true: Any, columns: Columns, row: type[dict[str, Any]]) -> Any:
+    """`row` is what a function of `filter` is handed, which would be a plain dict."""
+
+    def asking(function: Any) -> Any:
+        @functools.wraps(function)
+        def over(example: Any, *rest: Any, **given: Any) -> Any:
+            example = row(example) if type(example) is dict else example
+            return function(example, *rest, **given)
+
+        return over
+
     @functools.wraps(true)
     def over(self: Any, *args: Any, **given: Any) -> Any:
         if len(self) <= ALONE and given.get("num_proc"):
@@ -249,6 +264,10 @@ def mapping(true: Any, columns: Columns) -> Any:
             return true(self, *args, **given)
         if given.get("remove_columns") is not None:
             given["remove_columns"] = present(self, given["remove_columns"])
+        if true.__name__ == "filter" and given.get("function") is not None:
+            given["function"] = asking(given["function"])
+        elif true.__name__ == "filter" and args and args[0] is not None:
+            args = (asking(args[0]), *args[1:])
         before, columns.mapping = columns.mapping, True
         try:
             return true(self, *args, **given)
@@ -344,7 +363,7 @@ def methods(columns: Columns, module: ModuleType) -> list[Patch]:
     ]
     return [
         *wrapped,
-        *((kind, one, mapping(getattr(kind, one), columns)) for one in ("map", "filter")),
+        *((kind, one, mapping(getattr(kind, one), columns, Row)) for one in ("map", "filter")),
         (kind, "remove_columns", removing(kind.remove_columns)),
         (kind, "rename_column", renaming(asking(kind.rename_column, columns))),
         (kind, "cast_column", cast_column),

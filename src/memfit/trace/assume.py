@@ -54,6 +54,16 @@ def taken(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     return True, torch.empty(count, dtype=args[0].dtype, device="meta")
 
 
+def counted(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """How many a mask selects, where a list of such numbers is asked for: everything, as above."""
+    if not args[0].is_meta or args[0].dtype is not torch.bool:
+        return NO
+    result = func(*args, **kwargs)
+    if result.numel():
+        result.selected = args[0].numel() // result.numel()
+    return True, result
+
+
 def ctc(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Losses, and the forward variables of every target with blanks between its symbols (torch
     2.13 aten/src/ATen/native/cuda/LossCTC.cu `ctc_loss_gpu_template`)."""
@@ -82,6 +92,8 @@ ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
     aten.min.dim: largest,
     aten.mode.default: largest,
     aten.nonzero.default: places,
+    aten.sum.dim_IntList: counted,
+    aten.sum.default: counted,
     aten.masked_select.default: taken,
     aten._ctc_loss.default: ctc,
     aten._ctc_loss.Tensor: ctc,

@@ -117,12 +117,19 @@ def handed_on(at: TracebackType) -> bool:
     )
 
 
+# A module that is loaded late, in transformers' and TRL's words.
+LAZY = re.compile(r"^Failed to import .*No module named '([\w.]+)'", re.DOTALL)
+
+
 def missing_package(bad: BaseException, script: str) -> Told:
     who = f"`{script}`"
     if UNKNOWN_TOKENIZER in str(bad) and not is_there("sentencepiece"):
         return needed(who, "sentencepiece")
     if TAKEN and re.search(rf"\b{Kind.__name__}\b", str(bad)):  # as torch names what it refuses
         return needed(who, TAKEN[-1])
+    lazy = LAZY.search(str(bad)) if isinstance(bad, RuntimeError) else None
+    if lazy and not is_there(lazy[1].partition(".")[0]):
+        return needed(who, lazy[1].partition(".")[0])
     return lacking(bad, who) if isinstance(bad, ImportError) else None
 
 

@@ -4,6 +4,7 @@ there: in those that are loaded its names are put, and those loaded later find a
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.machinery
 import sys
 from collections.abc import Iterator
@@ -108,7 +109,9 @@ def loaded(names: dict[str, Any]) -> list[tuple[Any, str, Any]]:
     """The package's names in modules that were loaded without it, and the function that calls it,
     which they then lack too."""
     found: list[tuple[Any, str, Any]] = []
-    shared = sys.modules.get("transformers.modeling_flash_attention_utils")
+    shared = None
+    with contextlib.suppress(ImportError):  # not in the oldest versions
+        shared = importlib.import_module("transformers.modeling_flash_attention_utils")
     call = None if shared is None else getattr(shared, "_flash_attention_forward", None)
     for module in of_transformers():
         if "is_flash_attn_2_available" in vars(module) and ".modeling_" in module.__name__:

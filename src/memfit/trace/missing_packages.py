@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import operator
+import os
 import sys
 import types
 from typing import Any
@@ -243,6 +244,15 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def note(self, package: str) -> None:
         message = f"`{package}` is not installed: a stand-in that does nothing takes its place"
         self.recorder.note(f"package {package}", message)
+
+    def variables(self) -> list[Patch]:
+        """A stand-in as the value of an environment variable, most often a secret's, is empty."""
+        true = os.environ.encodevalue
+
+        def encoded(value: Any) -> Any:
+            return true("" if isinstance(value, (Nothing, Kind)) else value)
+
+        return [(os.environ, "encodevalue", encoded)]
 
     def attribute(self, name: str, package: str = "") -> Any:
         if name.startswith("__") and name != "__version__":

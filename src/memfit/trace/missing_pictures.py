@@ -123,8 +123,9 @@ def listing(folders: Folders) -> list[Patch]:
             return []
         return [os.path.join(place, one) for one in folders.listed(place, last)]
 
-    def matching(pattern: Any, **given: Any) -> list[Any]:
-        return list(true_glob(pattern, **given)) or (named(pattern, **given) if by_user() else [])
+    def matching(pathname: Any, **given: Any) -> list[Any]:
+        user = by_user()
+        return list(true_glob(pathname, **given)) or (named(pathname, **given) if user else [])
 
     def below(true: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(true)
@@ -141,9 +142,9 @@ def listing(folders: Folders) -> list[Patch]:
     def isfile(path: Any) -> bool:
         return true_kind(path) or (isinstance(path, str) and path in folders.known and by_user())
 
-    def iglob(pattern: Any, **given: Any) -> Any:
+    def iglob(pathname: Any, **given: Any) -> Any:
         user = by_user()
-        return iter([*true_glob(pattern, **given)] or (named(pattern, **given) if user else []))
+        return iter([*true_glob(pathname, **given)] or (named(pathname, **given) if user else []))
 
     kind = pathlib.Path
     return [

@@ -69,7 +69,9 @@ def quantized(model: Any, job: Job) -> Any:
     for one in (
         one.config for one in model.modules() if hasattr(one, "config")
     ):  # quantizers/base.py, and before transformers 5
-        one._is_quantized, one._pre_quantization_dtype = True, kind
+        one._is_quantized = True
+        if versions.TRANSFORMERS < (5, 0):  # a later config is no JSON with it
+            one._pre_quantization_dtype = kind
         setattr(one, versions.DTYPE, kind)
     setattr(model, "is_loaded_in_8bit" if job.quantization == "int8" else "is_loaded_in_4bit", True)
     return model

@@ -183,6 +183,11 @@ def in_bits(rest: dict[str, Any], old: bool) -> Any:
     if not old:
         return None
     asked = any(rest.get(one) for one in BITS)
+    if asked and rest.get("quantization_config") is not None:  # transformers' own words
+        raise ValueError(
+            "You can't pass `load_in_4bit`or `load_in_8bit` as a kwarg when passing "
+            "`quantization_config` argument at the same time."
+        )
     taken = inspect.signature(transformers.BitsAndBytesConfig).parameters if asked else BITS
     found = {one: rest.pop(one) for one in [*rest] if one in taken}
     return transformers.BitsAndBytesConfig(**found) if asked else None

@@ -421,6 +421,10 @@ def readings() -> list[tuple[Any, str, Any]]:
         return true["numpy"](self, **given)
 
     def tolist(self: torch.Tensor) -> Any:
+        selected = getattr(self, "selected", None)  # `assume.counted`
+        if selected is not None:
+            with torch._C._DisableTorchDispatch():
+                return true["tolist"](torch.full(self.shape, selected))
         found = self.detach().to("cpu") if self.is_cuda else self.detach()
         return numpy(found).tolist() if found.is_meta else true["tolist"](found)
 

@@ -173,6 +173,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
         sys.meta_path.append(finder)
         stack.callback(sys.meta_path.remove, finder)
     stack.enter_context(imports.replaced(missing.writer()))
+    stack.enter_context(cuda.patched(missing.variables()))
     stack.enter_context(autocast.emulated())
     stack.enter_context(follower.following())
     if request.world > 1:

@@ -16,6 +16,7 @@ NUMBERED = re.compile(r"(?:2|_to_)(?:id|ids|idx|index|int|num)$", re.IGNORECASE)
 OTHER = "another class"
 SAME = {"lower", "upper", "strip", "title", "item", "tolist", "unique", "astype"}
 REDUCED = {"max", "min", "mean", "median", "std", "sum"}
+TOKENIZING = re.compile(r"^(?:\w*tokenizer|encode|encode_plus|batch_encode_plus)$")
 LOOKING_UP = {"map", "replace"}
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -27,7 +28,8 @@ def values_of(column: str) -> tuple[Any, ...]:
 
 
 def is_text(column: str) -> bool:
-    """Whether a script joins this column's values to a text, or splits them as one."""
+    """Whether a script joins this column's values to a text, splits them as one, or hands them to
+    a tokenizer."""
     return any(Reader(one, column).text() for one in lines.texts() if column in one)
 
 
@@ -83,6 +85,23 @@ class Reader:
                 yield from self.said(node, names)
 
     def text(self) -> bool:
+        return self.joined() or self.tokenized()
+
+    def tokenized(self) -> bool:
+        """Also under a name that holds them: `targets = batch["target"]; tokenizer(targets)`."""
+        for scope in (one for one in ast.walk(self.tree) if isinstance(one, Scope)):
+            names = self.aliases(scope)
+            for node in own(scope):
+                match node:
+                    case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if (
+                        TOKENIZING.search(name)
+                    ):
+                        given = [*node.args[:2], *(one.value for one in node.keywords)]
+                        if any(self.about(one, names) for one in given):
+                            return True
+        return False
+
+    def joined(self) -> bool:
         for node in ast.walk(self.tree):
             match node:
                 case ast.BinOp(left=left, op=ast.Add(), right=right):

@@ -9,6 +9,7 @@ gradients.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.machinery
 import types
 from collections.abc import Iterator
@@ -57,6 +58,14 @@ class Params4bit(torch.nn.Parameter):
         (peft 0.21 tuners/lora/bnb.py)."""
         made = torch.Tensor._make_subclass(cls, data, requires_grad)
         vars(made).update({"quant_type": "nf4", "compress_statistics": True, **given})
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Params4bit:
+        """A copy with what unpacks it, which DoRA takes (peft 0.21 tuners/lora/dora.py;
+        bitsandbytes 0.50 nn/modules.py)."""
+        known = {name: copy.deepcopy(one, memo) for name, one in vars(self).items()}
+        made = Params4bit(self.data.clone(), self.requires_grad, **known)
+        memo[id(self)] = made
         return made
 
     def to(self, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from memfit.trace.synthetic_tokenizers import table
 
 ROWS = {"train": 2000}
 OTHERS = 200  # rows of every other split
+TENFOLD = 10
 SHORT = 32  # words of a sentence
 LANGUAGES = ("en", "de", "fr", "ro")  # and those that a configuration names: `en-it`
 SECONDS = 10  # of a recording
@@ -91,13 +92,16 @@ class Source:
             "ids": lambda: [(row + one) % OTHERS for one in range(OTHERS // 2)],
             "tokens": lambda: self.words(SHORT).split(),
             "tags": lambda: [self.random.randrange(int(number)) for _ in range(SHORT)],
+            "several": lambda: [self.value(number, row)],
+            "json": lambda: json.dumps(
+                [{"name": self.words(1), "arguments": {"text": self.words(half)}}]
+            ),
             "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
             "replies": lambda: {"text": [self.words(self.tokens)], "score": [1]},
             "translation": lambda: {
                 one: self.words(min(SHORT, self.tokens)) for one in (*LANGUAGES, *number.split())
             },
             "image": lambda: self.picture(number, "RGB"),
-            "imagelist": lambda: [self.picture(number, "RGB")],
             "ratings": lambda: [5],
             "gray": lambda: self.picture(number, "L"),
             "audio": self.recording,
@@ -193,7 +197,7 @@ def dataset(path: str, name: str, split: Any, streaming: bool, source: Source) -
         made = source.rows(columns, min(count, 256) if images else count)
         known = bool(key) or lines_alone
         made._info.description = asked_columns.ASSUMED if known else asked_columns.MARK
-        return made.select(range(len(made))[slice_of(part, len(made))]) if part else made
+        return made.select(part_of(part, len(made))) if part else made
 
     def streamed(one: Any) -> Any:
         if not streaming:
@@ -231,6 +235,14 @@ def unknown() -> dict[str, str]:
         for name, kind in usual.items()
         if classes or not kind.startswith("label")
     }
+
+
+def part_of(part: str, count: int) -> range:
+    """The rows of a part. Data sets of which people take some per cent are large: the part has as
+    many rows as that of a tenfold one, up to all that there are."""
+    if "%" not in part:
+        return range(count)[slice_of(part, count)]
+    return range(min(count, len(range(TENFOLD * count)[slice_of(part, TENFOLD * count)])))
 
 
 def slice_of(part: str, count: int) -> slice:

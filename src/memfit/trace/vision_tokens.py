@@ -83,8 +83,12 @@ def placed(names: list[str], config: Any) -> list[str]:
         if token in names or number is None or number >= len(names):
             continue
         names[number] = token
-    missing = [one for one in tokens(config).values() if one not in names]
-    return names[: len(names) - len(missing)] + missing if missing else names
+    own = tokens(config).values()
+    missing = [one for one in own if one not in names]
+    free = (place for place in reversed(range(len(names))) if names[place] not in own)
+    for place, token in zip(free, reversed(missing), strict=False):
+        names[place] = token
+    return names
 
 
 def changes() -> dict[str, Change]:
