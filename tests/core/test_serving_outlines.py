@@ -1,4 +1,5 @@
-"""Outlines whose parts differ in size: MiMo-V2's keys and values, ERNIE 4.5 VL's two mixtures."""
+"""Outlines whose parts differ in size: MiMo-V2's keys and values, ERNIE 4.5 VL's two mixtures,
+MiniMax-M3's small heads."""
 
 from __future__ import annotations
 
@@ -7,21 +8,25 @@ import pytest
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Question
+from memfit.serving.sglang.pools import cells
+from memfit.serving.sglang.setup import set_up as set_up_sglang
 from memfit.serving.subject import subject_from
 from memfit.serving.vllm.setup import set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import rank_sizes
 
 MIMO = "XiaomiMiMo/MiMo-V2-Flash"
+M3 = "MiniMaxAI/MiniMax-M3"
+TOWERS = {MIMO: 0, M3: 0, "baidu/ERNIE-4.5-VL-28B-A3B-PT": 774_662_016}
 
 
-@pytest.mark.parametrize("name", [MIMO, "baidu/ERNIE-4.5-VL-28B-A3B-PT"])
+@pytest.mark.parametrize("name", TOWERS)
 def test_the_outline_has_all_parameters(name: str) -> None:
     subject = subject_from(from_catalog(catalog.find(name)))
     assert subject.model is not None
     assert subject.model.parameters == subject.parameters
     towers = sum(one.count for one in subject.model.towers)
-    assert towers == (0 if name == MIMO else 774_662_016)
+    assert towers == TOWERS[name]
 
 
 def test_values_smaller_than_keys() -> None:
@@ -33,3 +38,26 @@ def test_values_smaller_than_keys() -> None:
     near = [one for one in specs if one.kind == "sliding"]
     assert [(one.page, one.window) for one in near] == [(16 * 2 * (192 + 128) * 2, 128)] * 39
     assert 4096 * (16 * 192 + 192 + 128) in rank_sizes(setup.model, setup.rank)
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(2, 2), (8, 1)])
+def test_small_heads_pick_blocks(ranks: int, heads: int) -> None:
+    """MiniMax-M3: 60 layers with 4 heads of keys and values; 57 have a key of 128 numbers more,
+    whole on every rank and in 16 bits beside a cache in 8."""
+    subject = subject_from(from_catalog(catalog.find(M3)))
+    for name, size in (("auto", 2), ("fp8", 1)):
+        options = {"tensor_parallel_size": ranks, "kv_cache_dtype": name}
+        specs = layer_specs(set_up(Question(subject=subject, options=options)))
+        assert {one.block for one in specs} == {128}
+        pages = [one.page // 128 for one in specs]
+        assert sorted(pages) == sorted([heads * 256 * size] * 60 + [256] * 57)
+    setup = set_up_sglang(Question(subject=subject, options={"tp_size": ranks}))
+    assert cells(setup) == (60 * heads * 512 + 57 * 256, 0)
+    assert 6144 * (heads + 1) * 128 * 2 in rank_sizes(setup.model, setup.rank)
+
+
+def test_a_text_without_a_type_has_that_of_the_whole() -> None:
+    """The vision model's config names no type of its text."""
+    made = subject_from(from_catalog(catalog.find("nvidia/MiniMax-M3-NVFP4"))).model
+    assert made is not None
+    assert sum(one.count for one in made.towers) == 427_040_132_864 - 426_174_565_632

@@ -1,5 +1,5 @@
 """Outlines of more models that engines serve: Llama 4, DBRX, Hunyuan-MoE, Baichuan, Jais 2,
-ERNIE 4.5 VL, MiMo-V2.
+ERNIE 4.5 VL, MiMo-V2, MiniMax-M3.
 
 Sizes are those of transformers 5.23 (modeling_llama4.py, modeling_dbrx.py, modeling_jais2.py) and
 of the code that ships with the checkpoints (modeling_hunyuan.py, modeling_baichuan.py).
@@ -8,11 +8,11 @@ of the code that ships with the checkpoints (modeling_hunyuan.py, modeling_baich
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from memfit.model.modules import MLP, Attention, Block, Layer, Linear, Model, MoE
-from memfit.serving.parts import Uneven, decoder, gated, heads_of, layer, norm
+from memfit.serving.parts import Picking, Uneven, decoder, gated, heads_of, layer, norm
 
 Config = Mapping[str, Any]
 
@@ -183,6 +183,49 @@ def mimo_v2(config: Config) -> Model:
     return decoder(config, [made[bool(window), bool(mixed)] for window, mixed in kinds])
 
 
+def minimax_m3(config: Config) -> Model:
+    """MiniMax-M3: after the first layers a mixture with a shared expert, and attention to blocks
+    of tokens that small heads pick (vLLM models/minimax_m3, SGLang 0.5.18 minimax_m3.py)."""
+    width = int(config["hidden_size"])
+    inner = int(config["intermediate_size"])
+    shared = int(config.get("n_shared_experts") or 0) * int(config["shared_intermediate_size"])
+    experts = MoE(
+        name="block_sparse_moe",
+        experts=int(config["num_local_experts"]),
+        active=int(config["num_experts_per_tok"]),
+        inputs=width,
+        width=inner,
+        correction_bias=bool(config.get("use_routing_bias")),
+        router_format="float32",
+        shared=gated(width, shared, "block_sparse_moe.shared_experts") if shared else None,
+    )
+    dense = gated(width, int(config["dense_intermediate_size"]))
+    full = attention(config, normed=True)
+    sparse = picking(config, full)
+    made = {
+        (picked, mixed): layer(sparse if picked else full, experts if mixed else dense, width)
+        for picked in (0, 1)
+        for mixed in (0, 1)
+    }
+    picked = config["sparse_attention_config"]["sparse_attention_freq"]
+    kinds = zip(picked, config["moe_layer_freq"], strict=True)
+    return decoder(config, [made[bool(picked), bool(mixed)] for picked, mixed in kinds])
+
+
+def picking(config: Config, full: Attention) -> Picking:
+    """The same attention with the small heads beside it."""
+    inner, width, name = config["sparse_attention_config"], int(config["hidden_size"]), "self_attn"
+    size, heads = int(inner["sparse_index_dim"]), int(inner["sparse_num_index_heads"])
+    return Picking(
+        **{one.name: getattr(full, one.name) for one in fields(full)},
+        queries=Linear(name=f"{name}.index_q_proj", inputs=width, outputs=heads * size),
+        key=Linear(name=f"{name}.index_k_proj", inputs=width, outputs=size),
+        query_norm=norm(f"{name}.index_q_norm", size),
+        key_norm=norm(f"{name}.index_k_norm", size),
+        index=size,
+    )
+
+
 def uneven(config: Config, prefix: str) -> Uneven:
     """Attention whose sizes have this prefix."""
     heads, pairs, size, value = (
@@ -215,6 +258,8 @@ MORE: dict[str, Callable[[Config], Model]] = {
     "ernie4_5_vl_moe_text": ernie_vl,
     "ernie4_5_moe_vl": ernie_vl,
     "mimo_v2_flash": mimo_v2,
+    "minimax_m3": minimax_m3,
+    "minimax_m3_vl": minimax_m3,
 }
 
 __all__ = ["MORE"]

@@ -63,6 +63,8 @@ def outline(
     tied = config.get("tie_word_embeddings")
     inner = {"tie_word_embeddings": tied, **text} if tied is not None else dict(text)
     inner.pop("quantization_config", None)
+    if config.get("model_type") in MAKERS:  # MiniMax-M3's text names no type
+        inner.setdefault("model_type", config["model_type"])
     kind = str(inner.get("model_type") or "")
     maker = MAKERS.get(kind)
     try:

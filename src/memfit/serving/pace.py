@@ -17,7 +17,7 @@ from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import KERNELS, Rates
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Block, Latent, Layer, Linear, Model, MoE
-from memfit.serving.parts import Indexer, Recurrent, pair
+from memfit.serving.parts import Indexer, Picking, Recurrent, pair
 from memfit.serving.weights import (
     Rank,
     kept_names,
@@ -151,6 +151,8 @@ def products(mixer: object) -> list[int]:
     def of(*linears: Linear | None) -> int:
         return sum(one.inputs * one.outputs for one in linears if one is not None)
 
+    if isinstance(mixer, Picking):
+        return [of(*mixer.project, mixer.queries, mixer.key), of(mixer.out)]
     if isinstance(mixer, Attention):
         return [of(*mixer.project), of(mixer.out)]
     if isinstance(mixer, Latent):

@@ -64,6 +64,19 @@ class Uneven(Attention):
     value: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Picking(Attention):
+    """Attention to blocks of tokens that small queries and a key pick (MiniMax-M3). Ranks share
+    these queries as they share keys and values; the key is whole on each, and so is its cache, in
+    the model's numbers (vLLM models/minimax_m3, SGLang 0.5.18 models/minimax_m3.py)."""
+
+    queries: Linear
+    key: Linear
+    query_norm: Norm
+    key_norm: Norm
+    index: int  # values of a small head
+
+
 def pair(mixer: Attention) -> int:
     """Numbers of a key and its value in one head."""
     return mixer.head + (mixer.value if isinstance(mixer, Uneven) else mixer.head)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
-from memfit.serving.parts import Compressed, Indexer, Recurrent, pair
+from memfit.serving.parts import Compressed, Indexer, Picking, Recurrent, pair
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
 from memfit.simulate.allocator import Allocator
 
@@ -264,6 +264,16 @@ def attention_sizes(mixer: Attention, rank: Rank, kept: frozenset[str]) -> Itera
     out = mixer.out
     yield from stored(out.name, out.inputs // rank.heads, (out.outputs,), rank, kept, bias=out.bias)
     for norm in (mixer.q_norm, mixer.k_norm):
+        yield from norm_sizes(norm, rank)
+    if isinstance(mixer, Picking):
+        yield from picking_sizes(mixer, rank, kept)
+
+
+def picking_sizes(mixer: Picking, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    one = mixer.queries
+    heads = kv_heads(one.outputs // mixer.index, rank.heads)
+    yield from stored(one.name, one.inputs, (heads * mixer.index, mixer.index), rank, kept)
+    for norm in (mixer.query_norm, mixer.key_norm):
         yield from norm_sizes(norm, rank)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.model.modules import Attention, Latent, Model
 from memfit.model.quantized import method, settings_in
-from memfit.serving.parts import Indexer, Recurrent, pair
+from memfit.serving.parts import Indexer, Picking, Recurrent, pair
 from memfit.serving.weights import Rank, kv_heads, layers_of
 
 EIGHTH, FOURTH = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fn", "int8", "8"), ("int4", "4")
@@ -61,6 +61,8 @@ def cached(model: Model, rank: Rank, width: float) -> tuple[int, int]:
             mixer = block.mixer
             if isinstance(mixer, Attention):
                 cell += kv_heads(mixer.kv_heads, rank.heads) * pair(mixer) * width
+                if isinstance(mixer, Picking):
+                    cell += mixer.index * rank.width
             elif isinstance(mixer, Latent):
                 cell += mixer.cached * width
             elif isinstance(mixer, Indexer):

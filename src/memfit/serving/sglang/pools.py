@@ -8,7 +8,7 @@ from __future__ import annotations
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent
 from memfit.serving.drafts import attends
-from memfit.serving.parts import Recurrent, pair
+from memfit.serving.parts import Picking, Recurrent, pair
 from memfit.serving.separate_drafts import token_values
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads, layers_of
@@ -59,6 +59,8 @@ def cells(setup: Setup, *, stored: bool = False) -> tuple[int, int]:
                     sliding += number_bytes(setup, values)
                 else:
                     full += number_bytes(setup, values)
+                if isinstance(mixer, Picking):  # pool_configurator.py: in the model's numbers
+                    full += mixer.index * setup.width
             elif isinstance(mixer, Latent):
                 full += latent_bytes(setup, mixer, stored)
     return full, sliding

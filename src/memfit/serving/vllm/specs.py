@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.model.modules import Attention, Latent
-from memfit.serving.parts import Indexer, Recurrent, pair
+from memfit.serving.parts import Indexer, Picking, Recurrent, pair
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import kv_heads, layers_of
 
 ALIGNED = 16  # tokens that attention's blocks are a multiple of
 SPARSE_BLOCK = 64
+PICKED = 128  # tokens of a block that MiniMax-M3's kernels pick (common/indexer.py)
 FP8_DS_MLA = 656  # bytes of a token (kv_cache_interface.py MLAAttentionSpec)
 
 
@@ -27,24 +28,31 @@ def layer_specs(setup: Setup) -> list[Spec]:
     sparse = "index_topk" in setup.subject.config
     # platforms/cuda.py: the kernel of sparse latent attention wants blocks of 64 tokens
     block_size = SPARSE_BLOCK if sparse else setup.block
+    picking = any(
+        isinstance(block.mixer, Picking) for one in setup.model.layers for block in one.blocks
+    )
     separate = setup.separate.layers if setup.separate is not None else ()
     for layer in (*layers_of(setup.rank, setup.model), *setup.draft, *separate):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
                 heads = kv_heads(mixer.kv_heads, setup.rank.heads)
-                page = setup.block * heads * pair(mixer) * size
+                tokens = PICKED if picking else setup.block
+                page = tokens * heads * pair(mixer) * size
                 kind = "sliding" if mixer.window else "full"
                 found.append(
                     Spec(
                         kind=kind,
-                        block=setup.block,
+                        block=tokens,
                         page=page,
                         window=mixer.window,
                         heads=heads,
                         head=mixer.head,
                     )
                 )
+                if isinstance(mixer, Picking):  # its key stays in 16 bits beside a cache in 8
+                    page = tokens * mixer.index * setup.width
+                    found.append(Spec(kind="full", block=tokens, page=page, heads=1))
             elif isinstance(mixer, Recurrent):
                 page, pages = state_page(setup, mixer), setup.state_pages
                 found.append(Spec(kind="state", block=setup.block, page=page, states=pages))
