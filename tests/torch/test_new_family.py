@@ -412,7 +412,11 @@ def test_a_language_model_without_its_towers_is_that_of_the_trace(number: int, k
 def test_glm_46v_is_either_of_two() -> None:
     from memfit.model.families import families
 
-    first, *_, last = families()["glm46v"].examples
+    for name in ("glm_ocr", "glmga"):
+        assert unlike_parameters(families()[name].examples[-1], "image-text") == ""
+    first, *_, last = [
+        one for one in families()["glm46v"].examples if one["model_type"] == "glm46v"
+    ]
     assert build(first).graphs.family == "glm4v"
     assert build(last).graphs.family == "glm4v_moe"
     for config in (first, last):
@@ -439,3 +443,14 @@ def test_adapters_of_transposed_matrices_go_to_the_trace() -> None:
     assert estimate(model, job, precise=False).memory.allocated > 0
     with pytest.raises(InputError, match="with adapters or packed weights"):
         estimate(model, replace(job, method="lora", targets="c_attn"), precise=False)
+
+
+def test_weights_that_stand_still_have_no_states() -> None:
+    """An indexer runs under `no_grad`; AdamW makes states where there is a gradient."""
+    from memfit.job import Job
+
+    for name in ("axk2", "glm_moe_dsa"):
+        config = {**ROWS[name].examples[0], "dtype": "bfloat16"}
+        assert any("indexer" in one for one in build(config).unused)
+        assert fault(config, Job(batch=2, seq=100)) == ""
+    assert not build(ROWS["cwm"].examples[0]).unused

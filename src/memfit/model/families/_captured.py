@@ -271,6 +271,7 @@ def model_of(
         caching=row.tower is not None and fields.flag("use_cache", default=True),
         heads=row.heads or (("image-text",) if row.tower is not None else ("causal-lm",)),
         logit_scale=row.scaled,
+        unused=standing_still([graphs[kind] for kind in dict.fromkeys(kinds)]),
         softcap=bool(row.softcap and fields.config.get(row.softcap)),
         graphs=Graphs(
             family=row.name,
@@ -281,6 +282,16 @@ def model_of(
             window=window,
         ),
     )
+
+
+def standing_still(graphs: Sequence[Graph]) -> frozenset[str]:
+    """The weights of layers that are read under `no_grad` alone, as those of indexers of sparse
+    attention are: they get no gradient, and so no optimizer states."""
+    reads: dict[bool, set[str]] = {True: set(), False: set()}
+    for op in (op for graph in graphs for op in graph.ops):
+        names = (one[1:] for one in op.inputs if isinstance(one, str))
+        reads[bool(op.attrs.get("no_grad"))].update(names)
+    return frozenset(reads[True] - reads[False])
 
 
 def layers_of(
