@@ -331,6 +331,52 @@ GLM = {
 }
 
 
+# transformers 5.23 configuration_glm_ocr.py
+GLM_OCR = {
+    **GLM,
+    "num_heads": 16,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "out_hidden_size": 1536,
+}
+
+
+def glm_ocr_tower(fields: Fields) -> tuple[Weight, ...]:
+    """GLM-OCR's: norms on queries and keys, and no table of positions."""
+    fields.assume(**GLM_OCR)
+    width, out = fields.count("hidden_size"), fields.count("out_hidden_size")
+    inner, merge = fields.count("intermediate_size"), fields.count("spatial_merge_size")
+    bias, head = fields.flag("attention_bias", default=True), head_size(fields, width)
+    wide = out * fields.count("in_channels")
+
+    def weights() -> Weights:
+        yield patches(ROOT, fields, width)
+        yield Weight(name=f"{ROOT}.patch_embed.proj.bias", shape=(width,), role="bias")
+        yield from frequencies(f"{ROOT}.rotary_pos_emb", head // 4)
+        for number in range(fields.layers("depth")):
+            name = f"{ROOT}.blocks.{number}"
+            yield from rms_norm(f"{name}.norm1", width)
+            yield from rms_norm(f"{name}.norm2", width)
+            yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=bias)
+            yield from linear(f"{name}.attn.proj", width, width, bias=bias)
+            yield from rms_norm(f"{name}.attn.q_norm", head)
+            yield from rms_norm(f"{name}.attn.k_norm", head)
+            for one in ("gate_proj", "up_proj"):
+                yield from linear(f"{name}.mlp.{one}", width, inner, bias=bias)
+            yield from linear(f"{name}.mlp.down_proj", inner, width, bias=bias)
+        yield from linear(f"{ROOT}.merger.proj", out, out, bias=False)
+        yield from layer_norm(f"{ROOT}.merger.post_projection_norm", out)
+        for one in ("gate_proj", "up_proj"):
+            yield from linear(f"{ROOT}.merger.{one}", out, wide, bias=False)
+        yield from linear(f"{ROOT}.merger.down_proj", wide, out, bias=False)
+        shape = (out, width, merge, merge)
+        yield Weight(name=f"{ROOT}.downsample.weight", shape=shape, role="linear")
+        yield Weight(name=f"{ROOT}.downsample.bias", shape=(out,), role="bias")
+        yield from rms_norm(f"{ROOT}.post_layernorm", width)
+
+    return tuple(weights())
+
+
 def glm_tower(fields: Fields) -> tuple[Weight, ...]:
     """GLM-4V's: feed-forwards as wide as the language model, and a convolution behind the
     layers."""

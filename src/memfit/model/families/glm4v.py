@@ -1,9 +1,10 @@
-"""GLM-4.1V, dense, GLM-4.5V with experts, and GLM-4.6V, which is either, as they read text:
-positions in three directions, and an idle vision tower."""
+"""GLM-4.1V, dense, GLM-4.5V with experts, GLM-4.6V and GLM-GA, which are either, and GLM-OCR, as
+they read text: positions in three directions, and an idle vision tower."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from memfit.model.families._captured import (
     stored,
     variants,
 )
-from memfit.model.families._towers import glm_tower
+from memfit.model.families._towers import glm_ocr_tower, glm_tower
 from memfit.model.modules import Model, Weight
 
 SIZES = {
@@ -68,6 +69,16 @@ def sparse(fields: Fields) -> Dims:
     return {**found, **sections(fields, found["head_dim"])}
 
 
+def read(fields: Fields) -> Dims:
+    """GLM-OCR's heads are wider than their share of the width."""
+    if fields.config.get("head_dim") is None:
+        width, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+        fields.assume(head_dim=max(1, width // heads))
+    found = each(fields, *SIZES, *HEADS)
+    ratio(fields, found, "num_attention_heads", "num_key_value_heads")
+    return {**found, **sections(fields, found["head_dim"])}
+
+
 def sections(fields: Fields, head: int) -> Dims:
     """As `mrope_section` says (transformers 5.23 modeling_glm4v.py
     recomposition_frequencies)."""
@@ -88,11 +99,12 @@ def kinds(fields: Fields) -> list[str]:
     return ["dense" if number < dense else "moe" for number in range(count)]
 
 
-def tower(fields: Fields) -> tuple[Weight, ...]:
-    return glm_tower(fields.section("vision_config"))
-
-
-def row(name: str, sizes: Mapping[str, tuple[int, ...]], **how: Any) -> Row:
+def row(
+    name: str,
+    sizes: Mapping[str, tuple[int, ...]],
+    build_tower: Callable[[Fields], tuple[Weight, ...]] = glm_tower,
+    **how: Any,
+) -> Row:
     examples = []
     for text, parts in zip(variants(TEXT, sizes), SECTIONS, strict=True):
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
@@ -110,7 +122,7 @@ def row(name: str, sizes: Mapping[str, tuple[int, ...]], **how: Any) -> Row:
         examples=tuple(examples),
         text="text_config",
         ties="either",
-        tower=tower,
+        tower=lambda fields: build_tower(fields.section("vision_config")),
         own_positions=True,
         **how,
     )
@@ -132,13 +144,29 @@ SPARSE = captured(
 )
 
 
+captured(
+    row(
+        "glm_ocr",
+        {**SIZES, **HEADS},
+        glm_ocr_tower,
+        dims=read,
+        kinds=lambda fields: ["layer"] * fields.layers(),
+        silent=("attention_bias",),
+    )
+)
+EITHER = ("glm46v", "glmga")
+
+
 @family(
-    "glm46v",
-    examples=tuple({**one, "model_type": "glm46v"} for one in (*DENSE.examples, *SPARSE.examples)),
+    *EITHER,
+    examples=tuple(
+        {**one, "model_type": name}
+        for name, one in itertools.product(EITHER, (*DENSE.examples, *SPARSE.examples))
+    ),
     graphs=True,
 )
 def build(fields: Fields) -> Model:
     """The layers are those of the type that the text's config names."""
     kind = fields.mapping("text_config").get("model_type", "glm4v_text")
     one = SPARSE if kind == "glm4v_moe_text" else DENSE
-    return replace(model_of(one, fields, stored(one.name), graphs_of(one.name)), family="glm46v")
+    return replace(model_of(one, fields, stored(one.name), graphs_of(one.name)), family=EITHER[0])
