@@ -103,18 +103,22 @@ def row(
     name: str,
     sizes: Mapping[str, tuple[int, ...]],
     build_tower: Callable[[Fields], tuple[Weight, ...]] = glm_tower,
+    unread: tuple[str, ...] = (),
     **how: Any,
 ) -> Row:
+    """`unread`: fields of the others that this class has not."""
     examples = []
+    vision = {key: value for key, value in VISION.items() if key not in unread}
     for text, parts in zip(variants(TEXT, sizes), SECTIONS, strict=True):
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
         rope |= {"partial_rotary_factor": 0.5, "mrope_section": list(parts)}
+        told = {key: value for key, value in text.items() if key not in unread}
         examples.append(
             {
                 "model_type": name,
                 "tie_word_embeddings": False,
-                "text_config": {**text, "model_type": f"{name}_text", "rope_parameters": rope},
-                "vision_config": {**VISION, "out_hidden_size": text["hidden_size"]},
+                "text_config": {**told, "model_type": f"{name}_text", "rope_parameters": rope},
+                "vision_config": {**vision, "out_hidden_size": text["hidden_size"]},
             }
         )
     return Row(
@@ -149,9 +153,9 @@ captured(
         "glm_ocr",
         {**SIZES, **HEADS},
         glm_ocr_tower,
+        ("attention_bias", "image_size"),
         dims=read,
         kinds=lambda fields: ["layer"] * fields.layers(),
-        silent=("attention_bias",),
     )
 )
 EITHER = ("glm46v", "glmga")
