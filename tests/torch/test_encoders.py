@@ -103,6 +103,8 @@ def test_peaks_are_those_of_the_trace(name: str, head: str) -> None:
     cases = [CASES[place] for place in (0, 1, 3, 6)] if decodes else list(CASES)
     cases = [one for one in cases if row.checkpoints or "checkpointing" not in one]
     cases = [one for one in cases if one.get("precision", "bf16") not in row.refused]
+    if build(unseen(row, head)).graphs.transposed:  # weights that adapters do not know
+        cases = [one for one in cases if not {"method", "quant"} & one.keys()]
     if head == CAUSAL:  # an answer of several tokens is the trace's
         cases = [one for one in cases if one.get("task") != "inference"]
     turn = (row.heads.index(head) + sorted(CHAINS).index(name)) % len(cases)

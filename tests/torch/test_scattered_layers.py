@@ -58,6 +58,24 @@ def test_a_recomputation_that_stops_early_keeps_what_its_layer_was_given() -> No
     assert off("deberta", **PADDED, **case) <= CLOSE
 
 
+def test_weights_outside_of_layers_that_nothing_reads_get_no_states() -> None:
+    """LUKE's table of entities, which a text does not name."""
+    assert (
+        "luke.entity_embeddings.entity_embeddings.weight"
+        in build(unseen(CHAINS["luke"], "classification")).unused
+    )
+    assert off("luke", **PADDED) <= CLOSE
+
+
+def test_numbers_of_rotary_positions_change_no_code() -> None:
+    """EuroBERT's published models turn more slowly than its class does by default."""
+    config = unseen(CHAINS["eurobert"], "masked-lm")
+    turned = {"rope_type": "default", "rope_theta": 250000.0}
+    assert build({**config, "rope_parameters": turned}).parameters == build(config).parameters
+    with pytest.raises(InputError, match="no captured graph of `eurobert` with this"):
+        build({**config, "rope_parameters": {**turned, "rope_type": "linear", "factor": 2.0}})
+
+
 def test_real_parts_of_complex_numbers_are_half_as_wide() -> None:
     assert off("fnet", precision="fp32", **PADDED) <= CLOSE
     with pytest.raises(InputError, match="no captured graph of `fnet` in `bf16`"):

@@ -106,6 +106,7 @@ class Body:
             self.load_layer_buffers()
         if self.programs.buffers is not None:
             self.ends.load(self.programs.buffers(self.program), ())
+        self.idle += self.ends.stop(model.unused)
         if self.program.quant is not None and self.program.quant.again:
             self.everywhere(repack, "load")
         weights = (one for bound in self.layers for one in bound.tensors.values())

@@ -498,7 +498,7 @@ class Model:
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     origin: str = ""
     graphs: Any = field(default=None, compare=False, repr=False)  # of captured pieces, by name
-    unused: frozenset[str] = frozenset()  # weights of the layers that no operation reads
+    unused: frozenset[str] = frozenset()  # weights that no operation reads
     whole: tuple[str, ...] = ()  # modules that PEFT trains whole beside adapters
     casting: tuple[str, ...] = ()  # ends of linear layers whose input gets the weight's dtype
     paths: tuple[str, ...] = ()  # of the layers, where they lie in several lists

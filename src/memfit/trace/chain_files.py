@@ -396,8 +396,8 @@ def holder(found: Setting, name: str) -> str:
 
 
 def unused_weights(found: Setting) -> list[str]:
-    """Parameters of the layers that no operation reads: those of attention over an encoder that is
-    not there."""
+    """Parameters that no operation reads: those of attention over an encoder that is not there, or
+    of entities that a text does not name (LUKE)."""
     reads = {
         one[1:]
         for piece in found.chains[0].pieces.values()
@@ -406,10 +406,7 @@ def unused_weights(found: Setting) -> list[str]:
         if isinstance(one, str)
     }
     names = {one.name for one in found.runs[0].weights if not one.buffer} - reads
-    inside = (
-        (name, next((la for la in found.kinds if name.startswith(f"{la}.")), "")) for name in names
-    )
-    return sorted({relative(name, layer) for name, layer in inside if layer})
+    return sorted({relative(name, holder(found, name)) for name in names})
 
 
 def growing(row: ChainRow, found: Setting, head: str) -> Mapping[str, list[str | int]]:

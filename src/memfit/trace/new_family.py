@@ -3,6 +3,7 @@ of the row is the outcome of a run on fake tensors with that field changed."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -32,6 +33,7 @@ from memfit.trace.program import configuration
 from memfit.trace.real_positions import BEYOND, MOST, positions_left
 
 LAYERS = 3
+SMALL = 16  # below it a size is no width
 RATES = (0.11, 0.13, 0.17, 0.19, 0.23, 0.29, 0.31, 0.37)
 ORDER: tuple[Change, ...] = ("nothing", "rates", "shapes", "code", "fails")
 # A config without these is no config of a model, whatever the class puts in their place.
@@ -43,6 +45,7 @@ DECISIVE = (
     "num_attention_heads",
 )
 IDS = re.compile(r".*_token_id|.*token_index|.*_token_ids|.*suppress_tokens")
+NUMBERS = re.compile(r".*_token_id|.*token_index|.*pad_id|.*padding_idx")  # of rows in a table
 LENGTHS = (16, 100, 331, 509, 1031, 2053, 4090)  # tokens of sequences that must run the same code
 
 
@@ -94,18 +97,18 @@ def row_data(
     subject = subject_of(kind, given)
     layers, counts = counts_of(subject)
     subject.base = {**given, **dict.fromkeys(counts, LAYERS), **per_layer(subject, layers)}
-    subject.base |= base_of(subject) if subject.stacks else {}
+    subject.base |= base_of(subject) if subject.stacks else low_ids(subject)
     rates = rates_of(subject)
     dims, equal, fixed = sizes_of(subject, layers, rates)
     subject.equal = equal
     ratios = ratios_of(subject, dims)
     dims = [key for key in dims if not picky(subject, key, dims, ratios)]
+    dims, ratios, sizes = drawn(subject, dims, ratios)
     unlike = unlike_of(subject, dims, ratios)
     own = [key for key, name in equal.items() if followed(subject, key, [name]) != name]
     lengths(subject, dims)
     held = {*counts, *of_stacks(subject), *rates, *dims, *equal}
     quiet = silent(subject, {*held, *fixed})
-    sizes = columns(subject, dims, ratios, equal, proposed)
     positions = subject.key("max_position_embeddings")
     before = unused_positions(subject, first(sizes), positions)
     usual = {name: key for key, name in subject.names.items()}
@@ -172,6 +175,15 @@ def pair_data(subject: Subject) -> dict[str, Any]:
         **({"hears": True} if hears(subject) else {}),
         "tied": tied,
         "unties": subject.changed(tie_word_embeddings=not tied) != "nothing",
+    }
+
+
+def low_ids(subject: Subject) -> dict[str, int]:
+    """Numbers of tokens and tags that the tables of small models do not have."""
+    return {
+        key: 1
+        for key, value in subject.whole.items()
+        if type(value) is int and value >= WIDE and NUMBERS.fullmatch(key)
     }
 
 
@@ -367,6 +379,25 @@ def sizes_of(
             fixed.append(key)
     dims = [key for key in dims if key not in equal]
     return dims, equal, fixed
+
+
+def drawn(
+    subject: Subject, dims: list[str], ratios: list[tuple[str, str]]
+) -> tuple[list[str], list[tuple[str, str]], dict[str, tuple[int, ...]]]:
+    """The sizes with values for small models. A small one may go with others in a way of its own
+    (ConvBERT's ratio of heads): then only its default is known to run."""
+    try:
+        return dims, ratios, columns(subject, dims, ratios, subject.equal, proposed)
+    except InputError:
+        decisive = [subject.key(one) for one in DECISIVE]
+        for key in dims:
+            if subject.whole[key] >= SMALL or key in decisive:
+                continue
+            rest = [one for one in dims if one != key]
+            pairs = [one for one in ratios if key not in one]
+            with contextlib.suppress(InputError):
+                return rest, pairs, columns(subject, rest, pairs, subject.equal, proposed)
+        raise
 
 
 def goes_first(subject: Subject, one: str, other: str) -> bool:

@@ -121,12 +121,20 @@ def dims_of(data: Mapping[str, Any]) -> Callable[[Fields], Dims]:
                 message = f"must not be less than `{data['dims'][small]}`"
                 fields.blame(data["dims"][large], message, of=(found[large], found[small]))
         for key, value in data["fixed"].items():
-            if fields.config.get(key, value) != value:
+            given = fields.config.get(key, value)
+            if given != value and not turned_alike(given, value):
                 message = f"no captured graph of `{data['type']}` with this `{key}`"
                 fields.blame(key, message, TRACE)
         return found
 
     return dims
+
+
+def turned_alike(given: Any, value: Any) -> bool:
+    """Rotary positions of one kind run the same operations, whatever their numbers are."""
+    some = [one for one in (given, value) if isinstance(one, Mapping) and "rope_theta" in one]
+    kinds = {one.get("rope_type", one.get("type", "default")) for one in some}
+    return len(some) == 2 and len(kinds) == 1
 
 
 def decoder_row(data: Mapping[str, Any]) -> Row:
