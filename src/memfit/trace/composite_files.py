@@ -46,6 +46,7 @@ COUNTS = (
     "num_key_value_heads",
 )
 LARGE = 16
+HEAD_SIZE = "head_dim"
 TRAINED: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 200, "optimizer": "sgd"},
     {"batch": 3, "seq": 150, "packing": False, "precision": "autocast-bf16"},
@@ -107,7 +108,12 @@ def texts_of(kind: str, own: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         yield (
             kind,
             [
-                {**one, "model_type": kind, "pad_token_id": 0, "max_position_embeddings": 4096}
+                {
+                    **heads_apart(own, one),
+                    "model_type": kind,
+                    "pad_token_id": 0,
+                    "max_position_embeddings": 4096,
+                }
                 for one in known.examples
                 if "hidden_size" in one and "text_config" not in one
             ],
@@ -117,6 +123,15 @@ def texts_of(kind: str, own: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for name, one in sorted(families().items()):
         if not (one.heads or one.brought or "text_config" in one.examples[0]):
             yield name, [text]
+
+
+def heads_apart(own: Any, text: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of the language model that says the size of its heads, where a config can: the whole
+    one's class may take another than the quotient."""
+    known = getattr(own, HEAD_SIZE, None) is not None and "num_attention_heads" in text
+    if not known or HEAD_SIZE in text:
+        return dict(text)
+    return {HEAD_SIZE: 3 * text["hidden_size"] // text["num_attention_heads"] // 2, **text}
 
 
 def short(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,7 +283,7 @@ def data_of(
             "new": place.new,
             "head": place.head,
             "own_positions": False,
-            "defaults": text_defaults(text),
+            "defaults": text_defaults(text) | defaults_inside(parts, text),
         },
         "heads": heads_of(parts),
         "sizes": {key: default(key) for key in sizes},
@@ -347,6 +362,19 @@ def text_defaults(text: str) -> dict[str, int]:
             return {}
         moved |= {key for key, one in plain.items() if key != name and after.get(key) != one}
     return {key: one for key, one in plain.items() if key not in moved}
+
+
+def defaults_inside(parts: Parts, text: str) -> dict[str, int]:
+    """Whole numbers that the whole config's class takes where that of the language model does not
+    say: Voxtral's heads of 128."""
+    config = {"model_type": parts.kind, parts.section: {"model_type": text}}
+    inside = getattr(configuration(config, None), parts.section).to_dict()
+    alone = configuration({"model_type": text}, None).to_dict()
+    return {
+        key: one
+        for key, one in inside.items()
+        if type(one) is int and noticed(key) and alone.get(key) != one
+    }
 
 
 # ------------------------------------------------------------------------------------------- check
