@@ -15,10 +15,12 @@ from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.model.classes import CLASSES
 from memfit.model.families import build
 from memfit.model.families._chains import CAUSAL, CHAINS
 from memfit.strategy import DDP, Strategy
 from memfit.trace import classes
+from memfit.trace.depth import shapes_of
 from memfit.trace.new_family import rates_of, subject_of, unused_positions
 from memfit.trace.pair_row import base_of, following, skips
 
@@ -176,3 +178,76 @@ def test_sounds_have_the_peak_of_the_trace(case: dict[str, Any]) -> None:
     autocast casts what a convolution reads; a checkpoint lets go before a bias is summed."""
     off = compared(unseen(CHAINS["whisper"], HEAD), Job(**{"head": HEAD, "seq": 2048, **case}))
     assert abs(off) <= 0.001, f"{off:+.2%}"
+
+
+def gemma_pair(head: str) -> dict[str, Any]:
+    """A T5Gemma of two sizes, with windows that are shorter than its sequences."""
+    end = next(end for end, name in CLASSES.items() if name == head)
+    encoder = {
+        "num_hidden_layers": 5,
+        "hidden_size": 256,
+        "intermediate_size": 488,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 40,
+        "vocab_size": 672,
+        "sliding_window": 24,
+    }
+    decoder = {
+        **encoder,
+        "num_hidden_layers": 6,
+        "hidden_size": 192,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
+    return {
+        "model_type": "t5gemma",
+        "encoder": encoder,
+        "decoder": decoder,
+        "dtype": "bfloat16",
+        "num_labels": 7,
+        "architectures": [f"T5Gemma{end}"],
+    }
+
+
+@pytest.mark.parametrize("head", [HEAD, "classification", "token-classification"])
+def test_a_decoder_may_be_narrower_than_its_encoder(head: str) -> None:
+    config = gemma_pair(head)
+    assert {one.name: one.shape for one in build(config).weights()} == shapes_of(config, head)
+    pair = {"target_seq": 90} if head == HEAD else {}
+    for case in (
+        {"batch": 16, "packing": False, "checkpointing": "full", "precision": "autocast-bf16"},
+        {"batch": 12, "precision": "fp32"},
+        {"batch": 3, "packing": False, "method": "lora", "targets": "q_proj"},
+    ):
+        job = Job(**{"head": head, "seq": 120, "optimizer": "sgd", **pair, **case})
+        off = compared(config, job)
+        assert abs(off) <= 0.005, f"{off:+.2%} {case}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 6},
+        {"attn_logit_softcapping": None},
+        {"attention_bias": True},
+        {"vocab_size": 680},
+    ],
+)
+def test_other_code_of_t5gemma_is_the_trace_s(changes: dict[str, Any]) -> None:
+    config = gemma_pair(HEAD)
+    with pytest.raises(InputError, match=next(iter(changes))):
+        build({**config, "decoder": {**config["decoder"], **changes}})
+
+
+def test_convolutions_in_a_list_are_no_layers() -> None:
+    """Speech2Text's come before its encoder's layers; what Pop2Piano's first layers make for the
+    others is told apart in each stack."""
+    config = unseen(CHAINS["speech_to_text"], HEAD)
+    assert {one.rpartition(".")[0] for one in build(config).paths} == {
+        "model.encoder.layers",
+        "model.decoder.layers",
+    }
+    kinds = {layer.captured.graph for layer in build(unseen(CHAINS["pop2piano"], HEAD)).layers}
+    assert kinds == {"encoder_first", "encoder", "decoder_first", "decoder"}

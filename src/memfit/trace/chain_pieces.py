@@ -69,7 +69,7 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
     late: set[str] = set()
     moments: dict[int, set[int]] = {}  # of what is late, the operations of the next layer
     leaders = leaders_of(run.log)
-    for one, name in zip(run.log, segment_names(run.log, leaders), strict=True):
+    for one, name in zip(run.log, segment_names(run.log, leaders, leaves_of(run)), strict=True):
         if isinstance(one, int):
             owner = builder.root.get(one)
             own = owner is not None and owner[0] == last  # its variables go when it has returned
@@ -175,10 +175,24 @@ def closing_of(log: Sequence[Call | int], layers: Sequence[str]) -> int:
     return calls[-1][0] + 1 if alike and calls else last + 1
 
 
-def segment_names(log: Sequence[Call | int], leaders: Mapping[str, str]) -> list[str]:
+def leaves_of(run: Run) -> frozenset[str]:
+    """Modules with weights and without other modules: an entry of a list of convolutions is no
+    layer."""
+    owners = {one.name.rpartition(".")[0] for one in run.weights}
+    inner = set()
+    for one in owners:
+        while one := one.rpartition(".")[0]:
+            inner.add(one)
+    return frozenset(owners - inner)
+
+
+def segment_names(
+    log: Sequence[Call | int], leaders: Mapping[str, str], leaves: frozenset[str] = frozenset()
+) -> list[str]:
     """The piece that each entry belongs to. What runs between two layers of one list belongs to the
     first of them."""
     layers = layer_names(log, leaders)
+    layers = ["" if one in leaves else one for one in layers]
     ahead = [""] * len(log)
     following = ""
     for index in range(len(log) - 1, -1, -1):

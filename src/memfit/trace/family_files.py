@@ -68,7 +68,7 @@ def capturable(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for kinds in (["layer"], ["first", "layer"]):
         left_out = {}
         for head in data["heads"]:
-            row = row_of({**data, "kinds": kinds, "heads": [head]})
+            row = row_of({**data, **layer_kinds(data, kinds), "heads": [head]})
             try:
                 for run, _ in runs_of(row):
                     setting(row, run, masked=False, alone=False)
@@ -77,7 +77,19 @@ def capturable(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         if len(left_out) < len(data["heads"]):
             break
     heads = [one for one in data["heads"] if one not in left_out]
-    return {**data, "kinds": kinds, "heads": heads}, left_out
+    return {**data, **layer_kinds(data, kinds), "heads": heads}, left_out
+
+
+def layer_kinds(data: Mapping[str, Any], kinds: list[str]) -> dict[str, Any]:
+    """The kinds of the first layers, for each stack where there are two."""
+    found: dict[str, Any] = {"kinds": kinds}
+    if "stacks" in data:
+        names = ("encoder", "decoder")
+        found["stacks"] = [
+            [keys, [name if one == "layer" else f"{name}_{one}" for one in kinds]]
+            for name, (keys, _) in zip(names, data["stacks"], strict=True)
+        ]
+    return found
 
 
 def registered(

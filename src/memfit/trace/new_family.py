@@ -100,6 +100,8 @@ def row_data(
     subject.base |= base_of(subject) if subject.stacks else low_ids(subject)
     rates = rates_of(subject)
     dims, equal, fixed = sizes_of(subject, layers, rates)
+    if not dims:
+        raise refuse(kind, "no field of its config is a size that may vary alone")
     subject.equal = equal
     ratios = ratios_of(subject, dims)
     dims = [key for key in dims if not picky(subject, key, dims, ratios)]
