@@ -49,7 +49,7 @@ HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 def places(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Where the whole numbers stand, inner configs included; rope parameters are not among them."""
     for key, value in config.items():
-        if isinstance(value, dict) and key.endswith("_config"):
+        if isinstance(value, dict) and (key.endswith("_config") or "num_hidden_layers" in value):
             yield from places(value, (*path, key))
         elif isinstance(value, int) and not isinstance(value, bool):
             yield (*path, key)

@@ -171,13 +171,15 @@ def test_a_sound_has_one_length() -> None:
         {"batch": 4, "precision": "autocast-bf16", "target_seq": 56},
         {"batch": 6, "target_seq": 80, "checkpointing": "full", "keep_outputs": True},
         {"batch": 2, "target_seq": 64, "method": "lora", "targets": "q_proj"},
+        {"batch": 4, "target_seq": 56, "method": "qlora"},
     ],
 )
 def test_sounds_have_the_peak_of_the_trace(case: dict[str, Any]) -> None:
     """Their hidden states do not lie in order: norms copy them, and so does attention, by kernel;
     autocast casts what a convolution reads; a checkpoint lets go before a bias is summed."""
-    off = compared(unseen(CHAINS["whisper"], HEAD), Job(**{"head": HEAD, "seq": 2048, **case}))
-    assert abs(off) <= 0.001, f"{off:+.2%}"
+    for name in ("whisper", "speech_to_text"):
+        off = compared(unseen(CHAINS[name], HEAD), Job(**{"head": HEAD, "seq": 2048, **case}))
+        assert abs(off) <= 0.001, f"{name} {off:+.2%}"
 
 
 def gemma_pair(head: str) -> dict[str, Any]:

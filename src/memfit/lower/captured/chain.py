@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from memfit.formats import FORMATS
+from memfit.formats import FORMATS, FP32, Format
 from memfit.graph import evaluated as size_of
 from memfit.lower.captured import linears_of
 from memfit.lower.captured.run import Evaluation, evaluation
@@ -41,9 +41,16 @@ def batch(r: Recorder, program: Program, size: Dim, tokens: int) -> tuple[Tensor
     for name, shape, format in graphs.inputs(masked(program)):
         if job.training or name not in LABELS:
             sizes = tuple(size_of(one, dims) for one in shape)
-            kind = FORMATS[program.weights if format == "model" else format]
+            kind = input_format(program) if format == "model" else FORMATS[format]
             found.append(r.tensor(sizes, kind, "inputs", "inputs"))
     return tuple(found)
+
+
+def input_format(program: Program) -> Format:
+    """The dtype of the model's first parameter, which PEFT's preparation of packed weights casts up
+    (transformers 5.23 modeling_utils.py get_parameter_dtype)."""
+    widened = program.quant is not None and program.quant.prepared
+    return FP32 if widened else FORMATS[program.weights]
 
 
 def masked(program: Program) -> bool:

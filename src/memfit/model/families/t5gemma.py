@@ -10,14 +10,8 @@ from memfit.model.families._chains import ChainRow, chained
 
 STACKS = ("encoder", "decoder")
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"
-DEFAULTS = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    HEADS: 8,
-    GROUPS: 4,
-    "head_dim": 256,
-}
+DECISIVE = ("vocab_size", "hidden_size", "intermediate_size", HEADS)
+DEFAULTS = {GROUPS: 4, "head_dim": 256}
 # What the captured code ran with, as the class has it by default.
 FIXED: dict[str, Any] = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
 CAPPED = ("final_logit_softcapping", "attn_logit_softcapping")
@@ -58,7 +52,8 @@ def dims(fields: Fields) -> Dims:
     found: dict[str, int] = {}
     for name in STACKS:
         stack = fields.section(name)
-        sizes = {key: stack.count(key, default=usual) for key, usual in DEFAULTS.items()}
+        sizes = {key: stack.count(key) for key in DECISIVE}
+        sizes |= {key: stack.count(key, default=usual) for key, usual in DEFAULTS.items()}
         stack.divides(sizes[GROUPS], sizes[HEADS], GROUPS, f"`{HEADS}`")
         unlike(stack)
         if sizes[GROUPS] in (1, sizes[HEADS]):  # keys are not copied then
@@ -66,7 +61,9 @@ def dims(fields: Fields) -> Dims:
             stack.blame(GROUPS, message, TRACE, of=(sizes[GROUPS],))
         words = sizes.pop("vocab_size")
         if found.setdefault("vocab_size", words) != words:
-            stack.blame("vocab_size", "the encoder's and the decoder's must be equal")
+            for one in STACKS:
+                message = "the encoder's and the decoder's must be equal"
+                fields.section(one).blame("vocab_size", message, TRACE)
         found |= {f"{name}_{key}": one for key, one in sizes.items()}
         found[f"{name}_{HEADS}{PER}{GROUPS}"] = sizes[HEADS] // max(1, sizes[GROUPS])
     return found
