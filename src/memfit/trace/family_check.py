@@ -69,10 +69,25 @@ def unlike_parameters(config: Mapping[str, Any], head: str) -> str:
     return min((one for one in names if expected.get(one) != found.get(one)), default="")
 
 
-def refused_precisions(config: Mapping[str, Any], head: str) -> tuple[str, ...]:
-    """Those in which peaks are not the trace's, or nothing runs."""
-    jobs = {one: Job(**CASES[0], head=head, precision=one) for one in PRECISIONS}
-    return tuple(one for one, job in jobs.items() if fault(config, job))
+def refused_by_heads(row: ChainRow, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The precisions that a family refuses: those of its first head. Of an encoder with a decoder
+    those of any head that has others, since each has a peak elsewhere."""
+    heads = row.heads if row.pairs else row.heads[:1]
+    found = [refused_precisions(unseen(row, sizes, head), head, row) for head in heads]
+    some = [one for one in found if len(one) < len(PRECISIONS)] or found
+    return tuple(one for one in PRECISIONS if any(one in each for each in some))
+
+
+def refused_precisions(config: Mapping[str, Any], head: str, row: ChainRow) -> tuple[str, ...]:
+    """Those in which peaks are not the trace's, or nothing runs: with checkpoints, too, where a
+    decoder follows an encoder."""
+    cases = [CASES[0], CASES[2]] if row.pairs and row.checkpoints else [CASES[0]]
+    jobs = [{**case, "head": head, "keep_outputs": False} for case in cases]
+    return tuple(
+        one
+        for one in PRECISIONS
+        if any(fault(config, Job(**{**job, "precision": one})) for job in jobs)
+    )
 
 
 def fault(config: Mapping[str, Any], job: Job) -> str:
@@ -124,4 +139,4 @@ def config_fault(row: ChainRow, config: Mapping[str, Any], head: str) -> str:
     return ""
 
 
-__all__ = ["PRECISIONS", "head_fault", "refused_precisions", "unseen"]
+__all__ = ["PRECISIONS", "head_fault", "refused_by_heads", "unseen"]

@@ -15,7 +15,7 @@ from memfit.model.families._rows import row_of
 from memfit.trace.chain_files import chain_file, setting
 from memfit.trace.composite_files import composed, made_composite
 from memfit.trace.decoder_files import decodes, made_decoder
-from memfit.trace.family_check import PRECISIONS, head_fault, refused_precisions, unseen
+from memfit.trace.family_check import PRECISIONS, head_fault, refused_by_heads
 from memfit.trace.new_family import refuse, row_data
 from memfit.trace.segments import Refused
 
@@ -47,8 +47,7 @@ def made(kind: str, given: Mapping[str, Any] | None = None) -> Made:
     left_out |= more
     while data["heads"]:
         graphs = registered(data)
-        config = unseen(row_of(data), last, data["heads"][0])
-        refused = refused_precisions(config, data["heads"][0])
+        refused = refused_by_heads(row_of(data), last)
         if len(refused) == len(PRECISIONS):
             raise refuse(kind, "its peaks are not the trace's in any precision")
         data = {**data, "refused": list(refused)}

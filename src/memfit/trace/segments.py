@@ -321,11 +321,26 @@ def value_from(made: Made, refs: Sequence[Ref], solver: Solver, dtype: str, outs
     strides = None
     if not all(dense(ref) for ref in refs):
         strides = tuple(
-            solver.solved(steps) for steps in zip(*(ref.strides for ref in refs), strict=True)
+            step_of(solver, steps, sizes)
+            for steps, sizes in zip(
+                zip(*(ref.strides for ref in refs), strict=True),
+                zip(*(ref.shape for ref in refs), strict=True),
+                strict=True,
+            )
         )
     format = "model" if refs[0].format == dtype else refs[0].format
     until = None if outside else made.until
     return Value(id=made.id, shape=shape, format=format, strides=strides, of=made.of, until=until)
+
+
+def step_of(solver: Solver, steps: Sequence[int], sizes: Sequence[int]) -> str | int:
+    """The stride of one axis; that of a single place says nothing, and need not be solved."""
+    try:
+        return solver.solved(steps)
+    except Unsolved:
+        if set(sizes) != {1}:
+            raise
+        return 1
 
 
 def dense(ref: Ref) -> bool:
