@@ -107,7 +107,7 @@ def continued(start: list[Any], again: list[Any], count: int) -> list[Any]:
 
 def deciding_of(subject: Subject, lists: Sequence[str]) -> dict[str, Any]:
     """Fields that change the defaults of the lists."""
-    before = {key: subject.whole[key] for key in lists}
+    before = {key: subject.plain.get(key) for key in lists}  # whatever lists are given
     found: dict[str, Any] = {}
     count = subject.key("num_hidden_layers")
     for key, value in subject.whole.items():
