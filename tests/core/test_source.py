@@ -125,6 +125,35 @@ def test_metas_newer_names_are_the_same_models() -> None:
     assert source.name == "meta-llama/Meta-Llama-3.1-8B-Instruct"
 
 
+@pytest.mark.parametrize(
+    ("spec", "name", "others"),
+    [
+        ("llama-4-scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct", 0),
+        ("qwen3-coder-30b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", 0),
+        ("mistral small 3.2", "mistralai/Mistral-Small-3.2-24B-Instruct-2506", 0),
+        ("devstral-small-2", "mistralai/Devstral-Small-2-24B-Instruct-2512", 0),
+        ("granite-4-h-tiny", "ibm-granite/granite-4.0-h-tiny", 0),
+        ("smollm3", "HuggingFaceTB/SmolLM3-3B", 1),
+        ("qwen3-next-80b", "Qwen/Qwen3-Next-80B-A3B-Instruct", 1),
+        ("qwen 3.6 35b", "Qwen/Qwen3.6-35B-A3B", 1),  # and NVIDIA's, which is quantized
+        ("nemotron-3-nano", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 1),
+    ],
+)
+def test_the_beginning_of_one_size_is_a_name(spec: str, name: str, others: int) -> None:
+    """Models that differ in nothing but their training use the same memory."""
+    source = read(spec, offline=True)
+    assert source.name == name
+    (note,) = source.problems
+    assert note.level == "note"
+    assert (f"one of {others + 1} models of its size" in note.message) == bool(others)
+
+
+@pytest.mark.parametrize("spec", ["gpt-oss-2", "llama-3", "qwen3-coder", "bert-base", "kimi"])
+def test_the_beginning_of_several_sizes_is_none(spec: str) -> None:
+    with pytest.raises(SourceError):
+        read(spec, offline=True)
+
+
 def test_one_candidate_is_a_suggestion_and_not_a_choice() -> None:
     said = refused("Scout")
     assert "could be any of" not in said

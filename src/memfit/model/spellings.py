@@ -80,9 +80,13 @@ def meant(name: str) -> Meant | None:
     ollama = ":" in bare or bare.lower() in LATEST
     owned = "/" in name and bare == name  # somebody's own model: no other is meant
     key = exact(bare) or (None if owned else short(bare.rpartition("/")[2]) or of_words(bare))
+    others = 0
+    if key is None and "/" not in name:
+        key, others = of_one_size(bare)
     if key is None:
         return None
     read = f"`{name[:80]}` is read as {key}"
+    read += f", one of {others + 1} models of its size" if others else ""
     if quant and quant[1].lower() not in _PLAIN:
         packed = quant[1].upper()
         read_so = f"{read}, with its own weights, not {packed}"
@@ -145,6 +149,42 @@ def short(name: str) -> str | None:
         }
         same = [ended[ending] for ending in endings if ending in ended][:1]
     return same[0] if len(same) == 1 else None
+
+
+def of_one_size(name: str) -> tuple[str | None, int]:
+    """The model whose name begins with these words, and how many others do, where all have the same
+    number of parameters: how they were trained changes no byte. One that is not quantized comes
+    first."""
+    dotted = re.sub(r"(?<![\d.])(\d)(?=[-_ ]|$)", r"\1.0", name)  # `granite-4`
+    for word in dict.fromkeys((name, dotted)):
+        some = [one for one in catalog.names() if begins(word, one)]
+        if some:
+            break
+    else:
+        return None, 0
+    entries = [catalog.entry(one) for one in some]
+    if len({one.parameters or one.published for one in entries}) > 1:
+        return None, 0
+    plain = [one for one in entries if "quantization_config" not in one.config()] or entries
+    likely = min((one.name for one in plain), key=lambda one: (one.count("-"), len(one), one))
+    return likely, len(entries) - 1
+
+
+def begins(name: str, model: str) -> bool:
+    """Whether a model's name begins with the letters of `name` and goes on with a new word:
+    `gpt-oss-2` is no 20B, and `qwen3` no Qwen3.5."""
+    owner, _, short = model.lower().rpartition("/")
+    short = re.sub(r"(?<=\d)_(?=\d)", ".", short)  # `Llama-3_3`
+    rest = short.removeprefix(f"{owner}-").removeprefix("meta-")
+    wanted = squeezed(name)
+    if len(wanted) < 4:
+        return False
+    for letter in wanted:
+        rest = rest.lstrip("-_ ")
+        if not rest.startswith(letter):
+            return False
+        rest = rest[1:]
+    return not rest or rest[0] in "-_"
 
 
 def squeezed(name: str) -> str:
