@@ -29,6 +29,7 @@ from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last
 from memfit.presentation import Presented
 from memfit.processes import answers
+from memfit.program_facts import marked_program
 from memfit.strategy import DDP, FSDP, ONE, TP, Strategy, even_split
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ class Row:
     way: Way | None = None
     best: bool = False
     command: str = ""
+    stays: str = ""  # what a quantization leaves as it is
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -302,6 +304,7 @@ def batch_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_
     look = Look(model, cluster, strategy)
     try:
         look.short(job)
+        stays = unquantized(model, job, cluster, strategy)
         most = furthest(look, job.replace(accumulate=1), "batch", MOST, 1)
         batch = min(1 if use.answers else job.batch, max(1, most))
         shown = job.replace(batch=batch) if most else job.replace(batch=1)
@@ -309,16 +312,25 @@ def batch_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
     if found is None:
-        return Row(use=use, job=shown)
+        return Row(use=use, job=shown, stays=stays)
     time = found.time or found.generation
     return Row(
         use=use,
         job=shown,
+        stays=stays,
         fits=found.verdict == "fits",
         device=found.device,
         tokens_per_second=None if time is None else time.tokens_per_second,
         most=most * strategy.size("ddp"),  # of all copies
     )
+
+
+def unquantized(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> str:
+    """What a quantization leaves as it is, in the words of an estimate's warning."""
+    if not job.quant:
+        return ""
+    _, said = marked_program(model, job, cluster.gpu, strategy)
+    return next((one.message for one in said if one.where == "job.quant"), "")
 
 
 def longest_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:

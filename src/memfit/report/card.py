@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from memfit.hardware import Cluster
 from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests, Use
 from memfit.report.figures import count, gib
 
-LABEL = 11
+LABEL, WIDTH = 11, 80
 
 
 def text(found: Card | Shelf | Smallests) -> str:
@@ -50,6 +51,8 @@ def card_lines(found: Card) -> Iterator[str]:
     parted = [row.use.title for row in found.rows if row.fits and has_layers(found, row)]
     if parted:
         yield f"{listed(parted)}: some of the layers on each GPU"
+    for words, rows in by_note(found.rows).items():
+        yield from textwrap.wrap(f"{listed(rows)}: {words}", WIDTH, subsequent_indent="  ")
     rest = [
         row for row in found.rows if not row.fits and (row.way or row.refused or row.in_cpu_memory)
     ]
@@ -57,6 +60,15 @@ def card_lines(found: Card) -> Iterator[str]:
         yield ""
         yield "what would make the rest possible"
         yield from possible_lines(rest)
+
+
+def by_note(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """What quantizations leave as it is, and of which rows."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.stays:
+            found.setdefault(row.stays, []).append(row.use.title)
+    return found
 
 
 def possible_lines(rows: Sequence[Row]) -> Iterator[str]:
@@ -359,6 +371,7 @@ def row_data(one: Row) -> dict[str, Any]:
         "tokens_per_second": one.tokens_per_second,
         "command": one.command,
         "refused": one.refused or None,
+        "unquantized": one.stays or None,
         "possible": None
         if one.way is None
         else {"command": one.way.command, "device": one.way.device},
