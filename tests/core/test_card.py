@@ -51,7 +51,7 @@ def found() -> Card:
 def test_every_claim_fits_when_it_is_asked(found: Card) -> None:
     assert {row.use.key for row in found.rows if row.fits} >= {"16-bit", "4-bit", "lora", "qlora"}
     for row in found.rows:
-        if row.use.gguf or not row.fits:
+        if row.use.served or not row.fits:
             continue
         asked = question(MODEL, {"gpu": "rtx-3060-12gb", "offline": True, **row.use.options}, [])
         assert asked.cluster is not None
@@ -68,12 +68,46 @@ def test_every_claim_fits_when_it_is_asked(found: Card) -> None:
 def test_commands_of_rows_say_the_same(found: Card, capsys: pytest.CaptureFixture[str]) -> None:
     """As printed, word for word; what would make the rest possible fits."""
     for row in found.rows:
-        if row.fits and not row.use.gguf:
+        if row.fits and not row.use.served:
             assert main([*shlex.split(row.command)[1:], "--offline", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["memory"]["device"] == row.device
         if row.way is not None:
             assert main([*shlex.split(row.way.command)[1:], "--offline", "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["verdict"] == "fits"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "keys"),
+    [
+        (MODEL, "l4", ["vllm", "vllm-fp8"]),
+        (MODEL, "rtx-3060-12gb", ["vllm"]),  # has no arithmetic in 8-bit floats
+        (MODEL, "2xl4", ["vllm", "vllm-fp8"]),
+        ("openai/gpt-oss-20b", "l4", ["vllm"]),  # is quantized already
+        (MODEL, "m4-max-64gb", []),
+    ],
+)
+def test_a_server_s_rows_are_its_own_answers(
+    name: str, gpu: str, keys: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command that is printed; the longest context starts, and one token more does not."""
+    found = card(name, gpu=gpu, offline=True)
+    assert isinstance(found, Card)
+    rows = [row for row in found.rows if row.use.server]
+    assert [row.use.key for row in rows] == keys
+    for row in rows:
+        words = shlex.split(row.command)[1:]
+        assert main([*words, "--offline", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["device"] == row.device
+        assert row.most == int(answer["figures"]["max_concurrency"]) or row.most == 256
+        if "--max-model-len" in words:
+            place = words.index("--max-model-len") + 1
+            for more, code in ((0, 0), (1, 1)):
+                words[place] = str(row.longest + more)
+                if not more or row.longest < found.model.positions:
+                    assert main([*words, "--offline", "--json"]) == code
+                    capsys.readouterr()
+        assert row.tokens_per_second is not None
 
 
 @pytest.mark.parametrize(("name", "key"), [(MODEL, "4-bit"), ("LiquidAI/LFM2-350M", "16-bit")])
@@ -147,7 +181,7 @@ def test_a_model_with_few_positions_generates_fewer_tokens(tmp_path: Path) -> No
     found = card(str(tmp_path), gpu="l4", offline=True)
     assert isinstance(found, Card)
     answering = [one for one in found.rows if one.use.answers and not one.use.gguf]
-    assert [(one.fits, one.longest) for one in answering] == [(True, 100)] * 3
+    assert [(one.fits, one.longest) for one in answering] == [(True, 100)] * 5
 
 
 def test_a_folder_keeps_its_path_in_the_next_step(tmp_path: Path) -> None:
@@ -270,7 +304,7 @@ def test_a_shelf_says_what_the_smallest_form_needs(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES) + 6), ("gpt2", {}, 6)]
+    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES) + 7), ("gpt2", {}, 6)]
 )
 def test_progress_counts_every_search(model: str, where: dict[str, str], total: int) -> None:
     told: list[tuple[int, int, str]] = []

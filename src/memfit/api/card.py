@@ -278,6 +278,8 @@ def spelled(found: Card, subject: str, place: str) -> Card:
             words = ["memfit estimate", shlex.quote(f"{subject}:{one.use.gguf}")]
             text = " ".join([*words, "--engine llama.cpp", place])
             return dataclasses.replace(one, command=text)
+        if one.use.server:
+            return dataclasses.replace(one, command=server_command(one.use, found, subject, place))
         strategy = found.strategies[one.use.key]
         text = command(subject, one.job, place, strategy, config, half)
         way = one.way
@@ -288,6 +290,24 @@ def spelled(found: Card, subject: str, place: str) -> Card:
         return dataclasses.replace(one, command=text, way=way)
 
     return dataclasses.replace(found, rows=tuple(worded(one) for one in found.rows))
+
+
+def server_command(use: Use, found: Card, subject: str, place: str) -> str:
+    """`--max-model-len` is the context that users are counted for."""
+    from memfit.plan.engine_weights import OWN
+    from memfit.serving import SERVER_ENGINE, find_engine
+    from memfit.serving.planned import find_planned
+
+    planned = find_planned(SERVER_ENGINE, find_engine(SERVER_ENGINE))
+    options: dict[str, Any] = {planned.length: found.context}
+    if use.server != OWN:
+        options[planned.weights] = use.server
+    if found.cluster.gpus > 1:
+        options[planned.tensor] = found.cluster.gpus
+    flags = {option.name: option.flags[0] for option in planned.engine.options}
+    words = [f"{flags[name]} {value}" for name, value in options.items()]
+    start = f"memfit estimate {shlex.quote(subject)} --engine {SERVER_ENGINE}"
+    return " ".join([start, *words, place])
 
 
 def smallest_command(one: Smallest, known: Smallests, subject: str) -> Smallest:

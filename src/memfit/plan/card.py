@@ -25,8 +25,10 @@ from memfit.lower.walk_cache import remembering
 from memfit.model.modules import Model
 from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, bound_shortfall, hardware
+from memfit.plan.engine_weights import EIGHT, OWN
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last
+from memfit.plan.served_rows import server_on, weights_for
 from memfit.presentation import Presented
 from memfit.processes import answers
 from memfit.program_facts import marked_program
@@ -52,10 +54,16 @@ class Use:
     title: str
     options: Mapping[str, Any]
     gguf: str = ""  # the quantization of a GGUF file, which llama.cpp serves
+    server: str = ""  # the weights that vLLM serves: as they are, or in 8 bits
+
+    @property
+    def served(self) -> bool:
+        """Whether an engine answers, and not transformers."""
+        return bool(self.gguf or self.server)
 
     @property
     def answers(self) -> bool:
-        return bool(self.gguf) or self.options.get("task") == "inference"
+        return self.served or self.options.get("task") == "inference"
 
 
 ANSWER: Mapping[str, Any] = {"task": "inference", "seq": CONTEXT - NEW, "new_tokens": NEW}
@@ -76,6 +84,24 @@ def uses_of(model: Model) -> tuple[Use, ...]:
     checkpoint stores them."""
     stored = stored_as(model)
     return (dataclasses.replace(USES[0], title=stored), *USES[1:]) if stored else USES
+
+
+SERVERS = (
+    Use(key="vllm", title="vLLM", options={}, server=OWN),
+    Use(key="vllm-fp8", title="vLLM FP8", options={}, server=EIGHT),
+)
+
+
+def with_servers(model: Model, cluster: Cluster) -> tuple[Use, ...]:
+    """The uses of a card: a server's stand behind the same weights under transformers."""
+    behind = dict(zip(("16-bit", "8-bit"), SERVERS, strict=True))
+    known = weights_for(model, cluster)
+    return tuple(
+        one
+        for use in uses_of(model)
+        for one in (use, behind.get(use.key))
+        if one is not None and (not one.server or one.server in known)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +249,8 @@ class Asking:
 
 
 def card(model: Model, cluster: Cluster, asking: Asking) -> Card:
-    uses = uses_of(model)
-    single = [cluster.gpus == 1 and not use.gguf for use in uses]
+    uses = with_servers(model, cluster)
+    single = [cluster.gpus == 1 and not use.served for use in uses]
     parts = [
         (use, longest)
         for use, alone in zip(uses, single, strict=True)
@@ -236,7 +262,8 @@ def card(model: Model, cluster: Cluster, asking: Asking) -> Card:
     spread: dict[str, Strategy] = {}
     for use, alone in zip(uses, single, strict=True):
         one, spread[use.key] = next(found)
-        rows.append(with_longest(one, next(found)[0]) if alone else one)
+        if not (use.server and one.refused):
+            rows.append(with_longest(one, next(found)[0]) if alone else one)
     for answering in (True, False):
         fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answering]
         if fit:
@@ -255,6 +282,8 @@ def part(
     with uncollected(), remembering():
         if use.gguf:
             return served_row(model, use, cluster, serve), layouts(model, use, cluster)[0]
+        if use.server:
+            return server_row(model, use, cluster), layouts(model, use, cluster)[0]
         if longest:
             return longest_row(model, use, cluster, ONE, job_of), ONE
         if cluster.gpus == 1:
@@ -274,7 +303,7 @@ def layouts(model: Model, use: Use, cluster: Cluster) -> tuple[Strategy, ...]:
         return (ONE,)
     if not use.answers:
         return (Strategy(fsdp=FSDP(size=size)),)
-    some = () if use.gguf or len(model.layers) < size else (even_split(len(model.layers), size),)
+    some = () if use.served or len(model.layers) < size else (even_split(len(model.layers), size),)
     copies = (Strategy(ddp=DDP(size=size)), *(Strategy(split=split) for split in some))
     return Strategy(tp=TP(size=size)), *copies
 
@@ -387,10 +416,27 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
     return Row(use=use, fits=True, device=first.device, longest=longest, most=most)
 
 
+def server_row(model: Model, use: Use, cluster: Cluster) -> Row:
+    context = context_of(model)
+    new = min(NEW, context // 2)
+    found = server_on(model, use.server, cluster, context, new)
+    if found is None:
+        return Row(use=use, refused="the server does not support it")
+    return Row(
+        use=use,
+        job=Job(task="inference", seq=context - new, new_tokens=new),
+        fits=found.users > 0,
+        device=found.device,
+        tokens_per_second=found.tokens_per_second,
+        longest=found.longest,
+        most=found.users,
+    )
+
+
 def options_of(use: Use, model: Model) -> Mapping[str, Any]:
     """The options of a use's question, with a prompt and an answer that the model has positions
     for."""
-    if not use.answers or use.gguf:
+    if not use.answers or use.served:
         return use.options
     context = context_of(model)
     new = min(use.options["new_tokens"], context // 2)

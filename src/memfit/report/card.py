@@ -45,14 +45,16 @@ def card_lines(found: Card) -> Iterator[str]:
     yield ""
     yield f"GiB and tokens/s: answering for one user with {found.context:,} tokens of context,"
     yield f"fine-tuning by TRL's defaults; {gib(usable(found))} GiB usable. * the best that fits"
+    if any(row.use.server and row.fits for row in found.rows):
+        yield "vLLM fills its share of the GPU, whatever the model: what is left is cache"
     copied = [row.use.title for row in found.rows if row.fits and copies(found, row)]
     if copied:
         yield f"{listed(copied)}: a copy of the model on each GPU"
     parted = [row.use.title for row in found.rows if row.fits and has_layers(found, row)]
     if parted:
         yield f"{listed(parted)}: some of the layers on each GPU"
-    for words, rows in by_note(found.rows).items():
-        yield from textwrap.wrap(f"{listed(rows)}: {words}", WIDTH, subsequent_indent="  ")
+    for words, names in by_note(found.rows).items():
+        yield from textwrap.wrap(f"{listed(names)}: {words}", WIDTH, subsequent_indent="  ")
     rest = [
         row for row in found.rows if not row.fits and (row.way or row.refused or row.in_cpu_memory)
     ]
