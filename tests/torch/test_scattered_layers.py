@@ -67,6 +67,13 @@ def test_weights_outside_of_layers_that_nothing_reads_get_no_states() -> None:
     assert off("luke", **PADDED) <= CLOSE
 
 
+def test_a_pooler_whose_result_is_only_returned_gets_no_states() -> None:
+    """FNet's masked words are no sentence."""
+    model = build(unseen(CHAINS["fnet"], "masked-lm"))
+    assert model.unused == {"fnet.pooler.dense.weight", "fnet.pooler.dense.bias"}
+    assert not build(unseen(CHAINS["fnet"], "classification")).unused
+
+
 def test_numbers_of_rotary_positions_change_no_code() -> None:
     """EuroBERT's published models turn more slowly than its class does by default."""
     config = unseen(CHAINS["eurobert"], "masked-lm")

@@ -396,17 +396,29 @@ def holder(found: Setting, name: str) -> str:
 
 
 def unused_weights(found: Setting) -> list[str]:
-    """Parameters that no operation reads: those of attention over an encoder that is not there, or
-    of entities that a text does not name (LUKE)."""
+    """Parameters that nothing on the way to the loss reads: those of attention over an encoder that
+    is not there, of entities that a text does not name (LUKE), of a pooler whose result is only
+    returned (FNet)."""
+    chain = found.chains[0]
     reads = {
         one[1:]
-        for piece in found.chains[0].pieces.values()
-        for some in piece.reads
+        for name, piece in chain.pieces.items()
+        for some in (to_the_loss(piece, chain) if name == FINAL else piece.reads)
         for one in some
         if isinstance(one, str)
     }
     names = {one.name for one in found.runs[0].weights if not one.buffer} - reads
     return sorted({relative(name, holder(found, name)) for name in names})
+
+
+def to_the_loss(piece: Piece, chain: Chain) -> Iterator[tuple[int | str | None, ...]]:
+    """What operations of the last piece read whose results the loss is made of."""
+    wanted = {number for name, (_, number) in chain.results.items() if name == "loss"}
+    for reads, makes in zip(reversed(piece.reads), reversed(piece.makes), strict=True):
+        if not chain.results.keys() >= {"loss"} or wanted & {*makes, *map(piece.root, makes)}:
+            wanted |= {one for one in reads if isinstance(one, int)}
+            wanted |= {piece.root(one) for one in reads if isinstance(one, int)}
+            yield reads
 
 
 def growing(row: ChainRow, found: Setting, head: str) -> Mapping[str, list[str | int]]:

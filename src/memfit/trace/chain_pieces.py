@@ -133,13 +133,24 @@ def unread_results(pieces: Mapping[str, Piece], found: set[str]) -> frozenset[st
 def leaders_of(log: Sequence[Call | int]) -> dict[str, str]:
     """Of lists that take turns entry by entry (attention, norm, feed-forward), the first one, whose
     entries are the layers."""
-    layers = [layer_of(one.where) for one in log if isinstance(one, Call)]
     found: dict[str, str] = {}
-    for before, after in pairwise(filter(None, layers)):
+    for before, after in pairwise(filter(None, entries(log))):
         if beside(before, after):
             first = list_of(before)
             found.setdefault(list_of(after), found.get(first, first))
     return found
+
+
+def entries(log: Sequence[Call | int]) -> list[str]:
+    """The entry of a list that each call runs in. Tables in a list are no layers (MarkupLM looks up
+    every step of a path in one of its own)."""
+    found = [layer_of(one.where) if isinstance(one, Call) else "" for one in log]
+    others = {
+        list_of(entry)
+        for one, entry in zip(log, found, strict=True)
+        if isinstance(one, Call) and one.name != "aten::embedding"
+    }
+    return [entry if list_of(entry) in others else "" for entry in found]
 
 
 def led(layer: str, leaders: Mapping[str, str]) -> str:
@@ -150,11 +161,13 @@ def led(layer: str, leaders: Mapping[str, str]) -> str:
 
 def layer_names(log: Sequence[Call | int], leaders: Mapping[str, str]) -> list[str]:
     """The layer of each call; where one runs many times, its turn in place of its number."""
-    again = {list_of(layer_of(one.where)) for one in log if isinstance(one, Call) and one.turn > 1}
+    own = entries(log)
+    pairs = [*zip(log, own, strict=True)]
+    again = {list_of(entry) for one, entry in pairs if isinstance(one, Call) and one.turn > 1}
     found, turns = [], dict[tuple[str, int], str]()
-    for one in log:
-        layer = led(layer_of(one.where), leaders) if isinstance(one, Call) else ""
-        if isinstance(one, Call) and list_of(layer_of(one.where)) in again:
+    for one, entry in pairs:
+        layer = led(entry, leaders)
+        if isinstance(one, Call) and entry and list_of(entry) in again:
             number = len(turns)
             layer = turns.setdefault((layer, one.turn), f"{list_of(layer)}{TURNS}.{number}")
         found.append(layer)
