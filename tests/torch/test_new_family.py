@@ -29,7 +29,7 @@ from memfit.trace.decoder_row import (
     window_of,
 )
 from memfit.trace.decoder_sizes import bound_of, proposed
-from memfit.trace.family_check import fault, unlike_parameters
+from memfit.trace.family_check import fault, off, unlike_parameters
 from memfit.trace.family_files import capturable
 from memfit.trace.family_sizes import trouble
 from memfit.trace.new_family import (
@@ -454,3 +454,23 @@ def test_weights_that_stand_still_have_no_states() -> None:
         assert any("indexer" in one for one in build(config).unused)
         assert fault(config, Job(batch=2, seq=100)) == ""
     assert not build(ROWS["cwm"].examples[0]).unused
+
+
+def test_a_capture_under_autocast_is_of_what_it_casts_to() -> None:
+    from memfit.job import Job
+    from memfit.trace.capture import forward_of
+
+    job = Job(task="pretrain", batch=2, seq=40)
+    for precision, dtype in (("bf16", "bfloat16"), ("autocast-bf16", "bfloat16"), ("fp32",) * 2):
+        run = forward_of(dict(ROWS["nanochat"].examples[0]), job.replace(precision=precision))
+        assert run.dtype == {"fp32": "float32"}.get(dtype, dtype)
+
+
+@pytest.mark.parametrize("name", ["axk2", "glm_ocr", "laguna"])
+def test_peaks_under_autocast_are_those_of_the_trace(name: str) -> None:
+    """Graphs that say fp32 where autocast casts are up to 3 % off."""
+    from memfit.job import Job
+
+    config = {**ROWS[name].examples[2], "dtype": "bfloat16"}
+    job = Job(batch=3, seq=150, packing=False, optimizer="sgd", precision="autocast-bf16")
+    assert abs(off(config, job)) < 0.001

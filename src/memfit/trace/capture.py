@@ -317,7 +317,8 @@ def forward_of(
         held.append(writer)
         with program.module_stack(writer), collapsed(writer), writer:
             model = steps.brought(writer, model, job, options.strategy, lambda one, on: one)
-            writer.run.dtype = str(program.DTYPES[job.precision])[6:]
+            if not job.autocast:  # what autocast casts to is the dtype of a decoder's graphs
+                writer.run.dtype = str(program.DTYPES[job.precision])[6:]
             writer.names = {id(module): name for name, module in model.named_modules()}
             described_weights(writer, model)
             model.train()
