@@ -40,6 +40,11 @@ def test_tokens_in_and_out_mean_a_server(capsys: pytest.CaptureFixture[str]) -> 
     assert "`--in` and `--out` mean `--engine vllm --gpu cheapest` here" in err
     cheapest = plan_engine("qwen3-8b", engine="vllm", gpu="cheapest", users=4, **LOAD)
     assert json.loads(out)["gpu"] == cheapest.cluster.gpu.id
+    users = ["plan", "qwen3-8b", "--users", "4", "--gpu", "l40s", "--json"]
+    assert main(users) == 0
+    assert "`--users` means `--engine vllm` here" in capsys.readouterr().err
+    main([*users, "--task", "inference"])  # transformers', which has that option, too
+    assert "means" not in capsys.readouterr().err
     assert main([*words, "--gpu", "l40s"]) == 0
     out, err = capsys.readouterr()
     assert "mean `--engine vllm` here" in err

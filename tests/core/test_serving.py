@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from memfit.api.engine import from_command, serve
+from memfit.api.engine import from_command, read_words, serve
 from memfit.api.verbs import estimate
 from memfit.cli import main
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem
 from memfit.hardware import find_gpu
 from memfit.model import catalog
 from memfit.model.source import from_catalog
@@ -604,3 +604,36 @@ def test_options_of_engines_are_led_to_serve(option: str, engine: str) -> None:
     (problem,) = error.value.problems
     assert problem.message == f"unknown option `{option}`"
     assert f"memfit.serve(model, engine={engine!r})" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "values"),
+    [
+        ("vllm", "--context 8k --users 20 --tp 1", {"max_model_len": 8192, "max_num_seqs": 20}),
+        ("vllm", "--max-model-len 8k", {"max_model_len": 8000}),  # its own flag, as it reads it
+        ("sglang", "--max-model-len 8k", {"context_length": 8192}),
+        ("sglang", "--requests=4 --ctx 2048", {"max_running_requests": 4, "context_length": 2048}),
+        ("llamacpp", "--max-model-len 16k", {"context": 16384}),
+        ("ollama", "--context 16k", {"num_ctx": 16384}),
+        ("lmdeploy", "--max-seq-len 4k", {"session_len": 4096}),
+        ("tensorrt-llm", "--context 4k --tp 2", {"max_seq_len": 4096, "tp_size": 2}),
+    ],
+)
+def test_spellings_that_engines_share(engine: str, words: str, values: dict[str, int]) -> None:
+    problems: list[Problem] = []
+    known = find_engine(engine)
+    _, found = read_words(known, ["model", *words.split()], [], problems)
+    assert problems == []
+    assert values.items() <= found.items()
+
+
+def test_an_engine_s_own_command_line_has_its_own_flags_alone() -> None:
+    problems: list[Problem] = []
+    read_words(find_engine("vllm"), [], ["vllm", "serve", "model", "--context", "8k"], problems)
+    assert [one.message for one in problems] == ["unknown vLLM option `--context`"]
+
+
+def test_users_of_llama_cpp_share_a_context() -> None:
+    problems: list[Problem] = []
+    read_words(find_engine("llamacpp"), ["model", "--users", "4"], [], problems)
+    assert "`--ctx-size` for all of them together" in problems[0].hint

@@ -84,7 +84,7 @@ def read_words(
     the former win."""
     from memfit.serving.flags import read_flags
 
-    rest, values = read_flags(engine.options, words, problems, engine.title)
+    rest, values = read_flags(engine.options, words, problems, engine.title, shared=True)
     if command:
         named, flags = engine.read(command)
         more, inner = read_flags(engine.options, flags, problems, engine.title)

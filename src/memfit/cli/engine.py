@@ -47,8 +47,10 @@ def quantized_file(words: Sequence[str]) -> bool:
 
 
 def load_named(words: Sequence[str]) -> bool:
-    """Whether the words name the tokens of requests as only a plan for an engine takes them."""
-    return any(word.partition("=")[0] in LOAD for word in words)
+    """Whether the words name the tokens of requests as only a plan for an engine takes them, or
+    users without a task."""
+    named = {word.partition("=")[0] for word in words}
+    return bool(named & {*LOAD}) or ("--users" in named and not named & {"--task", "--method"})
 
 
 def sort_words(
@@ -130,7 +132,7 @@ def run_plan(words: Sequence[str], width: int) -> tuple[int, str]:
         means["gpu"] = CHEAPEST
     if means:
         said = " ".join(f"--{name} {value}" for name, value in means.items())
-        typed = [f"`{one}`" for one in LOAD if one[2:] in own]
+        typed = [f"`{one}`" for one in (*LOAD, "--users") if one[2:] in own][:2]
         verb = "means" if len(typed) == 1 else "mean"
         message = f"{' and '.join(typed)} {verb} `{said}` here"
         hint = "for transformers' own generation, use `--seq` and `--new-tokens`"

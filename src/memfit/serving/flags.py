@@ -20,13 +20,56 @@ AUTO = -1  # what `auto` is among sizes (vLLM's human_readable_int_or_auto)
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
+# What several engines have under other names: how it is written, and the options that it may be.
+# llama.cpp's slots share one context, so that users of one context each are no option of it.
+SHARED = {
+    "context": (
+        *("--context", "--ctx", "--ctx-size", "--context-length", "--max-context", "--num-ctx"),
+        *("--max-model-len", "--max-seq-len", "--max-seq-length", "--max-length", "--session-len"),
+    ),
+    "users": (
+        *("--users", "--requests", "--concurrency", "--max-num-seqs", "--max-running-requests"),
+        "--max-concurrent-requests",
+    ),
+    "tensor": ("--tp", "--tensor-parallel", "--tensor-parallel-size", "--num-shard"),
+}
+MEANS = {
+    "context": (
+        *("max_model_len", "context_length", "context", "num_ctx", "max_seq_len"),
+        "session_len",
+    ),
+    "users": (
+        *("max_num_seqs", "max_running_requests", "max_concurrent_requests"),
+        "max_batch_size",
+    ),
+    "tensor": ("tensor_parallel_size", "tp_size", "tp", "num_shard"),
+}
+
+
+def shared_spellings(options: Sequence[Option]) -> dict[str, Option]:
+    """Other spellings of this engine's options, where no option of its own has that name."""
+    known = {option.name: option for option in options if option.supported}
+    found: dict[str, Option] = {}
+    for what, spellings in SHARED.items():
+        own = next((known[name] for name in MEANS[what] if name in known), None)
+        if own is not None:
+            found |= dict.fromkeys(spellings, own)
+    return found
+
+
 def read_flags(
-    options: Sequence[Option], words: Sequence[str], problems: list[Problem], title: str
+    options: Sequence[Option],
+    words: Sequence[str],
+    problems: list[Problem],
+    title: str,
+    *,
+    shared: bool = False,
 ) -> tuple[list[str], dict[str, Any]]:
     """The words that are no flags (models that a flag names among them), and the values of the
-    flags. A flag that the engine has but
-    memfit does not know is a problem, because it could change the memory."""
+    flags. A flag that the engine has but memfit does not know is a problem, because it could change
+    the memory. `shared`: spellings of other engines are read, too."""
     spelled = {one: option for option in options for one in option.flags}
+    spelled = {**(shared_spellings(options) if shared else {}), **spelled}
     rest: list[str] = []
     values: dict[str, Any] = {}
     at = 0
@@ -41,6 +84,8 @@ def read_flags(
         if option is None:
             close = nearest(flag, spelled, 1)
             hint = f"did you mean `{close[0]}`?" if close else ""
+            if shared and flag in SHARED["users"] and "--parallel" in spelled:
+                hint = "`--parallel N`, and `--ctx-size` for all of them together"
             problems.append(
                 Problem(message=f"unknown {title} option `{flag[:60]}`", where=flag, hint=hint)
             )
@@ -60,6 +105,8 @@ def read_flags(
         if option.names_model:
             rest.append(text)
             continue
+        if flag in SHARED["context"] and flag not in option.flags:
+            text = text.upper()  # `8k` is 8,192, as in memfit's own options
         while option.kind == "words" and at < len(words) and not words[at].startswith("-"):
             text, at = f"{text} {words[at]}", at + 1
         value = None if option.silent else parse(option, text, flag, problems)
