@@ -33,7 +33,7 @@ from memfit.trace.composite_row import (
 )
 from memfit.trace.decoder_check import HEAD as ALONE
 from memfit.trace.decoder_check import first_fault
-from memfit.trace.family_check import unlike_parameters
+from memfit.trace.family_check import unlike_buffers, unlike_parameters
 from memfit.trace.new_family import noticed, refuse
 from memfit.trace.probes import change, seen
 from memfit.trace.program import configuration
@@ -120,7 +120,8 @@ def texts_of(kind: str, own: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         )
         return
     text = {**short(own.to_dict()), "model_type": kind, "pad_token_id": 0}
-    for name, one in sorted(families().items()):
+    usual = _rows.parts()  # those that others are made of come first: several may agree
+    for name, one in sorted(families().items(), key=lambda pair: (-usual[pair[0]], pair[0])):
         if not (one.heads or one.brought or "text_config" in one.examples[0]):
             yield name, [text]
 
@@ -407,6 +408,8 @@ def fault_of(config: dict[str, Any], data: Mapping[str, Any]) -> str:
         text = {**config[section], TIE: tied}
         if name := unlike_parameters({**config, section: text, TIE: tied}, head):
             return f"`{name}` is not as in transformers"
+    if name := unlike_buffers(config, head):
+        return f"the buffer `{name}` is not as in transformers"
     jobs = [{**one, "head": head} for one in (*TRAINED, *GENERATED)]
     return first_fault(config, jobs)
 

@@ -24,6 +24,14 @@ def shapes_of(config: Mapping[str, Any], head: str) -> Shapes:
     return {name: tuple(one.shape) for name, one in model.named_parameters()}
 
 
+def buffers_of(config: Mapping[str, Any], head: str) -> Shapes:
+    """The buffers of the class of this head."""
+    own = configuration(config, None)
+    with torch.device("meta"):
+        model = classes.builder(head, own).from_config(own)
+    return {name: tuple(one.shape) for name, one in model.named_buffers()}
+
+
 def by_depth(
     configs: Sequence[Mapping[str, Any]],
     depth: str,

@@ -16,7 +16,7 @@ from memfit.model.families._chains import CAUSAL, ChainRow
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.trace import trace_config
-from memfit.trace.depth import shapes_of
+from memfit.trace.depth import buffers_of, shapes_of
 from memfit.trace.pair_row import HEAD as PAIR
 from memfit.trace.paths import layer_of
 
@@ -65,6 +65,15 @@ def unlike_parameters(config: Mapping[str, Any], head: str) -> str:
     """The first parameter that differs from those of transformers' class; empty where none does."""
     expected = shapes_of(config, head)
     found = {one.name: one.shape for one in build(config).weights()}
+    names = expected.keys() | found.keys()
+    return min((one for one in names if expected.get(one) != found.get(one)), default="")
+
+
+def unlike_buffers(config: Mapping[str, Any], head: str) -> str:
+    """The first buffer that differs, as above: a family with the same parameters may scale what it
+    embeds."""
+    expected = buffers_of(config, head)
+    found = {one.name: one.shape for one in build(config).tensors() if one.role == "buffer"}
     names = expected.keys() | found.keys()
     return min((one for one in names if expected.get(one) != found.get(one)), default="")
 

@@ -4,6 +4,7 @@ of a config are sizes, and which ones the captured code depends on."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -51,6 +52,12 @@ def load_all() -> None:
     """Register every family that has such a row."""
     for name in names():
         load(name)
+
+
+def parts() -> Counter[str]:
+    """How many rows of other models each family is the language model of."""
+    whole = (json.loads(folder().joinpath(f"{one}.json").read_bytes()) for one in names())
+    return Counter(one["text"]["family"] for one in whole if one.get("composite"))
 
 
 def names() -> Iterable[str]:
