@@ -46,6 +46,7 @@ ROOMS = {
     "band.py": ("test_band.py",),
     "plan/advice.py": ("test_advice.py",),
     "plan/card.py": ("test_card.py",),
+    "plan/furthest.py": ("test_card.py",),
     "plan/engine_goals.py": ("test_engine_plan.py",),
     "plan/engine_search.py": ("test_engine_plan.py",),
     "plan/frontier.py": ("test_frontier.py",),

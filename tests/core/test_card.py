@@ -26,12 +26,10 @@ from memfit.plan.card import (
     USES,
     Card,
     Shelf,
-    Short,
     Smallests,
-    halved,
-    live_end,
     supported_row,
 )
+from memfit.plan.furthest import Short, halved, live_end
 from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.processes import VARIABLE
 from memfit.report.card import highlights
