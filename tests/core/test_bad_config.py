@@ -254,3 +254,10 @@ def test_a_width_of_states_is_that_of_its_heads() -> None:
     config = {**BY_TYPE["falcon_h1"][0], "mamba_d_ssm": 200}
     with pytest.raises(InputError, match="200 is not `mamba_n_heads` times `mamba_d_head`"):
         build(config)
+
+
+@pytest.mark.parametrize("times", [0, -2, 0.001])
+def test_a_multiplier_leaves_a_width(times: float) -> None:
+    """LFM2's feed-forward had a negative number of parameters."""
+    config = {**BY_TYPE["lfm2"][0], "block_ffn_dim_multiplier": times}
+    assert blamed(config) == {"config.block_ffn_dim_multiplier"}

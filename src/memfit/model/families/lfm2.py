@@ -5,6 +5,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, captured, each, ratio, variants
 
+MULTIPLIER = "block_ffn_dim_multiplier"
 SIZES = {
     "vocab_size": (544, 608, 736),
     "hidden_size": (96, 160, 288),
@@ -19,7 +20,7 @@ BASE = {
     "layer_types": ["conv", "full_attention", "conv"],
     "block_multiple_of": 8,
     "block_auto_adjust_ff_dim": True,
-    "block_ffn_dim_multiplier": 1.0,
+    MULTIPLIER: 1.0,
     "tie_word_embeddings": True,
 }
 
@@ -33,8 +34,10 @@ def dims(fields: Fields) -> Dims:
     if fields.flag("block_auto_adjust_ff_dim", default=True):
         step = fields.count("block_multiple_of", default=256)
         width = int(2 * width / 3)
-        width = int(fields.number("block_ffn_dim_multiplier", default=1.0) * width)
+        width = int(fields.number(MULTIPLIER, default=1.0) * width)
         width = step * -(-width // step)
+        if width < 1:
+            fields.blame(MULTIPLIER, f"no width of the feed-forward is left by this `{MULTIPLIER}`")
     return {**found, "inner": width}
 
 
@@ -55,7 +58,7 @@ captured(
             "intermediate_size",
             "block_multiple_of",
             "block_auto_adjust_ff_dim",
-            "block_ffn_dim_multiplier",
+            MULTIPLIER,
             "full_attn_idxs",
         ),
         tied=True,
