@@ -243,6 +243,84 @@ def test_other_code_of_t5gemma_is_the_trace_s(changes: dict[str, Any]) -> None:
         build({**config, "decoder": {**config["decoder"], **changes}})
 
 
+def tower_pair(head: str) -> dict[str, Any]:
+    """A T5Gemma 2 whose stacks share the width alone, beside a tower of other sizes than those
+    captured."""
+    end = next(end for end, name in CLASSES.items() if name == head)
+    common = {"vocab_size": 672, "hidden_size": 240, "sliding_window": 24}
+    kinds = ["sliding_attention", "full_attention"]
+    encoder = {
+        **common,
+        "intermediate_size": 328,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 5,
+        "head_dim": 48,
+        "layer_types": [*kinds[:1] * 3, *kinds[1:]],
+    }
+    decoder = {
+        **common,
+        "intermediate_size": 400,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "layer_types": [*kinds[1:], *kinds[:1] * 5],
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 48,
+        "intermediate_size": 72,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": 448,
+        "patch_size": 14,
+    }
+    return {
+        "model_type": "t5gemma2",
+        "encoder": {"text_config": encoder, "vision_config": vision, "mm_tokens_per_image": 64},
+        "decoder": decoder,
+        "dtype": "bfloat16",
+        "num_labels": 7,
+        "architectures": [f"T5Gemma2{end}"],
+    }
+
+
+@pytest.mark.parametrize("head", [HEAD, "classification", "token-classification"])
+def test_a_tower_stands_still_beside_an_encoder_and_its_decoder(head: str) -> None:
+    config = tower_pair(head)
+    model = build(config)
+    assert {one.name: one.shape for one in model.weights()} == shapes_of(config, head)
+    assert model.idle > 0
+    pair = {"target_seq": 90} if head == HEAD else {}
+    for case in (
+        {"batch": 16, "packing": False, "checkpointing": "full", "precision": "autocast-bf16"},
+        {"batch": 5, "packing": False, "precision": "fp32", "optimizer": "adamw"},
+        {"batch": 3, "packing": False, "method": "lora", "targets": "q_proj"},
+    ):
+        job = Job(**{"head": head, "seq": 120, "optimizer": "sgd", **pair, **case})
+        off = compared(config, job)
+        assert abs(off) <= 0.005, f"{off:+.2%} {case}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 6},
+        {"final_logit_softcapping": 30.0},
+        {"attention_bias": True},
+        {"vocab_size": 680},
+        {"hidden_size": 180},
+        {"layer_types": ["full_attention"] * 6},
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+    ],
+)
+def test_other_code_of_t5gemma2_is_the_trace_s(changes: dict[str, Any]) -> None:
+    config = tower_pair(HEAD)
+    with pytest.raises(InputError, match=next(iter(changes))):
+        build({**config, "decoder": {**config["decoder"], **changes}})
+
+
 def test_convolutions_in_a_list_are_no_layers() -> None:
     """Speech2Text's come before its encoder's layers; what Pop2Piano's first layers make for the
     others is told apart in each stack."""

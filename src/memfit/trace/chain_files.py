@@ -134,6 +134,7 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
         )
         run = forward_of(config, job)
         mark_made(run, config, job)
+        leave_tower(run, row, config)
         runs.append(run)
         found = {**row.dims(Fields(config)), "labels": labels, "batch": batch, "seq": seq}
         dims.append({**found, "target": target} if row.pairs else found)
@@ -163,6 +164,12 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
         graphs={name: with_rates(graph, row) for name, graph in graphs.items()},
         returned=returned_of(chains[0], kinds),
     )
+
+
+def leave_tower(run: Run, row: ChainRow, config: Mapping[str, Any]) -> None:
+    """Forget the weights that the row itself says."""
+    held = {one.name for one in row.tower(Fields(config))} if row.tower is not None else set()
+    run.weights[:] = [one for one in run.weights if one.name not in held]
 
 
 # What makes tensors of nothing but a size and a dtype.

@@ -24,6 +24,7 @@ from memfit.model.families._captured import (
     unlike,
     weight_of,
 )
+from memfit.model.families._towers import Tower
 from memfit.model.label_heads import labels_of
 from memfit.model.modules import BESIDE, Captured, Layer, Linear, Loose, Model, Module
 
@@ -77,6 +78,7 @@ class ChainRow:
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tower: Tower | None = None  # the weights beside the layers that text does not pass through
 
     def layers(self, fields: Fields, head: str) -> list[str]:
         """The kinds of the layers that run under a head."""
@@ -235,6 +237,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
     run, data = (head, data) if row.pairs else run_of(head, fields, data)
     rates = rates_of(row, fields)
     positions = fields.count(row.positions, default=512, high=2**40)
+    towers = () if row.tower is None else row.tower(fields)
     dtype = fields.dtype()
     tied = fields.flag("tie_word_embeddings", default=row.tied)
     if data["heads"][run]["head"] and row.unties and tied is not row.tied:
@@ -277,6 +280,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         positions=positions - row.before if row.limited else ENDLESS,
         dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
+        towers=towers,
         unused=frozenset(data["heads"][run].get("unused", ())),
         whole=trained_whole((*start, *final), head),
         casting=row.casting,
