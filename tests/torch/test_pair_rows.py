@@ -18,6 +18,7 @@ from memfit.lower import lower
 from memfit.model.classes import CLASSES
 from memfit.model.families import build
 from memfit.model.families._chains import CAUSAL, CHAINS
+from memfit.model.heads import with_head
 from memfit.strategy import DDP, Strategy
 from memfit.trace import classes
 from memfit.trace.depth import shapes_of
@@ -301,6 +302,19 @@ def test_a_tower_stands_still_beside_an_encoder_and_its_decoder(head: str) -> No
         job = Job(**{"head": head, "seq": 120, "optimizer": "sgd", **pair, **case})
         off = compared(config, job)
         assert abs(off) <= 0.005, f"{off:+.2%} {case}"
+
+
+def test_a_class_of_two_heads_reads_text_alike() -> None:
+    """transformers lists T5Gemma 2 for images and for pairs of texts. Images go to the trace."""
+    config = tower_pair(HEAD)
+    job = Job(head="image-text", batch=4, seq=96, target_seq=60, packing=False)
+    assert abs(compared(config, job)) <= 0.005
+    classifier = build(tower_pair("classification"))
+    with pytest.raises(InputError, match="with a head of kind `image-text`"):
+        lower(classifier, job)
+    lower(with_head(classifier, "image-text", 0), job)
+    with pytest.raises(InputError, match="with images"):
+        lower(build(config), job.replace(images=1))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def with_head(model: Model, head: str, labels: int) -> Model:
     if not model.encodes:
         return decoder_with_head(model, head, labels)
     heads = heads_of(model.config)
+    head = model.graphs.row.alike.get(head, head)
     if not heads or (head in ("auto", model.graphs.head) and not labels):
         return model
     config = dict(model.config)

@@ -116,7 +116,7 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
     graphs = program.model.graphs
     if job.framework == "trl":
         yield f"as `{job.framework}` runs it", "job.framework"
-    if job.head not in ("auto", graphs.head):
+    if graphs.row.alike.get(job.head, job.head) not in ("auto", graphs.head):
         yield f"with a head of kind `{job.head}`", "job.head"
     if not job.training and (graphs.has("middle") or graphs.head == "causal-lm"):
         yield "for generation", "job.task"

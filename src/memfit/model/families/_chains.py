@@ -78,6 +78,7 @@ class ChainRow:
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    alike: Mapping[str, str] = field(default_factory=dict)  # heads whose class is another head's
     tower: Tower | None = None  # the weights beside the layers that text does not pass through
 
     def layers(self, fields: Fields, head: str) -> list[str]:

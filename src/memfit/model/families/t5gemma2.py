@@ -136,6 +136,7 @@ chained(
         rates=RATES,
         pairs=True,
         limited=False,
+        alike={"image-text": "seq2seq-lm"},  # transformers 5.23 modeling_auto.py lists it twice
         tower=tower,
     )
 )
