@@ -261,3 +261,5 @@ def test_a_multiplier_leaves_a_width(times: float) -> None:
     """LFM2's feed-forward had a negative number of parameters."""
     config = {**BY_TYPE["lfm2"][0], "block_ffn_dim_multiplier": times}
     assert blamed(config) == {"config.block_ffn_dim_multiplier"}
+    narrow = {**BY_TYPE["lfm2"][0], "intermediate_size": 1}
+    assert blamed(narrow) == {"config.intermediate_size"}

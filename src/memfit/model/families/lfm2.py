@@ -30,14 +30,15 @@ def dims(fields: Fields) -> Dims:
     found = each(fields, *SIZES)
     ratio(fields, found, "num_attention_heads", "num_key_value_heads")
     ratio(fields, found, "hidden_size", "num_attention_heads")
-    width = found.pop("intermediate_size")
+    given = width = found.pop("intermediate_size")
     if fields.flag("block_auto_adjust_ff_dim", default=True):
         step = fields.count("block_multiple_of", default=256)
-        width = int(2 * width / 3)
-        width = int(fields.number(MULTIPLIER, default=1.0) * width)
-        width = step * -(-width // step)
+        thirds = int(2 * given / 3)
+        width = int(fields.number(MULTIPLIER, default=1.0) * thirds)
         if width < 1:
-            fields.blame(MULTIPLIER, f"no width of the feed-forward is left by this `{MULTIPLIER}`")
+            key = MULTIPLIER if thirds else "intermediate_size"
+            fields.blame(key, f"no feed-forward is left by this `{key}`", of=(given,))
+        width = step * -(-width // step)
     return {**found, "inner": width}
 
 
