@@ -31,6 +31,7 @@ from memfit.tape import Alloc, Free, Tape
 from memfit.tape import check as legal
 from memfit.techniques.captured_graphs import stands_still
 from memfit.trace import trace_config
+from memfit.trace.capture import in_order
 from memfit.uses import strategy_from
 
 ROWS = {row.name: row for row in rows()}
@@ -334,6 +335,21 @@ def test_the_command_captures_what_is_shipped() -> None:
     assert capture("lfm2").same
     assert capture("lfm2", "half-autocast-padded").same
     assert capture("lfm2", "decode").same
+
+
+KINDS = ["full", "sliding", "linear", "chunked", "sparse", "dense"]
+
+
+class Sets:
+    def kinds(self) -> list[str]:
+        return list(set(KINDS))
+
+
+def test_sets_of_a_models_file_are_in_order_while_it_is_captured() -> None:
+    """Laguna makes a rotation for each kind of layers, in the order of a set of words."""
+    with in_order(Sets()):
+        assert Sets().kinds() == sorted(KINDS)
+    assert "set" not in globals()
 
 
 def test_experts_of_a_token_may_be_listed_for_each_layer() -> None:

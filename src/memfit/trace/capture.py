@@ -8,6 +8,7 @@ beside that follows from the operations and is added when a graph is evaluated.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -227,6 +228,26 @@ def described(value: Any) -> Any:
     return value
 
 
+class Ordered(set[Any]):
+    """A set that goes through its entries in their order, as Python's own does not with words."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), key=str))
+
+
+@contextlib.contextmanager
+def in_order(model: Any) -> Iterator[None]:
+    """Sets that the model's file makes are in order, so that its code runs alike every time:
+    rotations and masks of each kind of layers (modeling_laguna.py `set(config.layer_types)`)."""
+    names = vars(sys.modules[type(model).__module__])
+    names.setdefault("set", Ordered)
+    try:
+        yield
+    finally:
+        if names["set"] is Ordered:
+            del names["set"]
+
+
 @contextlib.contextmanager
 def collapsed(writer: Writer) -> Iterator[None]:
     """Functions that stand as one operation, whatever they do inside: what replaces them (adapters,
@@ -331,7 +352,7 @@ def forward_of(
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             writer.writing = True
-            with casting(writer, job):
+            with casting(writer, job), in_order(model):
                 outputs = model(**given)
             writer.writing = False
             described_results(writer, outputs)

@@ -18,6 +18,7 @@ from memfit.trace.capture import (
     collapsed,
     described_inputs,
     described_weights,
+    in_order,
 )
 
 TOKENS = 4  # the prompt's pass, and three for one token each
@@ -38,7 +39,9 @@ def passes_of(config: Mapping[str, Any], job: Job) -> list[Run]:
             watch = Watch(writer, found)
             model.register_forward_pre_hook(watch.begins, with_kwargs=True)
             model.register_forward_hook(watch.ends, with_kwargs=True)
-            model.generate(**prompt, max_new_tokens=job.new_tokens, **serve.settings_of(model, job))
+            settings = serve.settings_of(model, job)
+            with in_order(model):
+                model.generate(**prompt, max_new_tokens=job.new_tokens, **settings)
 
     program.run(config, job, program.Options(recorder=Writer, perform=perform))
     return found
