@@ -56,7 +56,15 @@ GENERATION: tuple[dict[str, Any], ...] = (
     {"batch": 5, "seq": 1000, "new_tokens": 2, "quant": "int8"},
 )
 # bitsandbytes' int8 takes no inputs of four dimensions, which these layers give
-FOUR_DIMENSIONS = {"axk1", "axk2", "deepseek_v32", "glm_moe_dsa", "minicpm3", "youtu"}
+FOUR_DIMENSIONS = {
+    "axk1",
+    "axk2",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "minicpm3",
+    "mistral4",
+    "youtu",
+}
 UNPACKED = {"mamba": "cannot be packed"}  # code that multiplies a weight itself
 # Families that loop over tokens, which a trace runs one by one, or whose code is like others'
 SAMPLED = {"exaone_moe", "falcon_mamba", "jamba", "mamba", "solar_open"}
