@@ -15,7 +15,8 @@ CLASSES = {
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
 }
-OLD = {"WithLMHeadModel": "seq2seq-lm"}  # T5's name before transformers 3
+# T5's name before transformers 3, and XLM's of the one without beams.
+OLD = {"WithLMHeadModel": "seq2seq-lm", "ForQuestionAnsweringSimple": "question-answering"}
 BARE = ("Model", "ForPreTraining")  # of checkpoints that any head is put on
 OTHERS = ("EncoderModel", "HeadModel", "HeadsModel")
 # What follows `For` in the names of language models; those of others end in their own purpose.

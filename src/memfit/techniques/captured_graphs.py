@@ -118,10 +118,8 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield f"as `{job.framework}` runs it", "job.framework"
     if graphs.row.alike.get(job.head, job.head) not in ("auto", graphs.head):
         yield f"with a head of kind `{job.head}`", "job.head"
-    if not job.training and (graphs.has("middle") or graphs.head == "causal-lm"):
-        yield "for generation", "job.task"
-    if not job.training and program.autocast:
-        yield f"for inference in `{job.precision}`", "job.precision"
+    if not job.training:
+        yield from untrained(program)
     for name, layout in program.strategy.uses():
         if layout.size > 1 and graphs.scattered:
             yield f"with `{name}`, where no layer is a module of its own", f"use {name}"
@@ -142,6 +140,17 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield "with images", "job.images"
     if program.model.unused:
         yield from without_gradients(program)
+
+
+def untrained(program: Program) -> Iterator[tuple[str, str]]:
+    """What forward passes of encoders do that was not captured."""
+    job, graphs = program.job, program.model.graphs
+    if graphs.has("middle") or graphs.head == "causal-lm":
+        yield "for generation", "job.task"
+    if job.task in graphs.row.refused:
+        yield f"for {job.task}", "job.task"
+    if program.autocast:
+        yield f"for inference in `{job.precision}`", "job.precision"
 
 
 def without_gradients(program: Program) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,9 @@ CASES: tuple[dict[str, Any], ...] = (
     {"batch": 6, "seq": 80, "packing": False, "checkpointing": "full", "keep_outputs": True},
     {"batch": 3, "seq": 111, "task": "inference"},
 )
+INFERENCE = CASES[-1]
+# Scores of attention, which grow with the square of it, have the peak.
+LONG: dict[str, Any] = {"batch": 2, "seq": 500, "packing": False, "optimizer": "sgd"}
 
 
 def unseen(row: ChainRow, sizes: Mapping[str, int], head: str) -> dict[str, Any]:
@@ -89,14 +92,28 @@ def refused_by_heads(row: ChainRow, sizes: Mapping[str, int]) -> tuple[str, ...]
 
 def refused_precisions(config: Mapping[str, Any], head: str, row: ChainRow) -> tuple[str, ...]:
     """Those in which peaks are not the trace's, or nothing runs: with checkpoints, too, where a
-    decoder follows an encoder."""
+    decoder follows an encoder, and with long sequences, where positions have no end."""
     cases = [CASES[0], CASES[2]] if row.pairs and row.checkpoints else [CASES[0]]
+    cases += [LONG] if not (row.pairs or row.limited) else []
     jobs = [{**case, "head": head, "keep_outputs": False} for case in cases]
     return tuple(
         one
         for one in PRECISIONS
         if any(fault(config, Job(**{**job, "precision": one})) for job in jobs)
     )
+
+
+def infers_otherwise(row: ChainRow, sizes: Mapping[str, int]) -> bool:
+    """Whether no head has the trace's peak without training: a class may keep what layers gave."""
+    heads = [head for head in row.heads if head not in (CAUSAL, PAIR)]
+    first = plain_precisions(row)[:1]
+    jobs = [Job(**{**INFERENCE, "head": head, "precision": one}) for head in heads for one in first]
+    return bool(jobs) and all(fault(unseen(row, sizes, job.head), job) for job in jobs)
+
+
+def plain_precisions(row: ChainRow) -> list[str]:
+    """Those that inference is asked in."""
+    return [one for one in PRECISIONS if one not in row.refused and "autocast" not in one]
 
 
 def fault(config: Mapping[str, Any], job: Job) -> str:
@@ -133,9 +150,9 @@ def config_fault(row: ChainRow, config: Mapping[str, Any], head: str) -> str:
             continue
         if "method" in case and build(config).graphs.transposed:
             continue
-        if case.get("task") == "inference" and (row.pairs or head == CAUSAL):
+        if case == INFERENCE and (row.pairs or head == CAUSAL or case["task"] in row.refused):
             continue  # generation has no graphs yet
-        own = [one for one in free if "task" not in case or "autocast" not in one]
+        own = plain_precisions(row) if case == INFERENCE else free
         given = {**case, **pair, "optimizer": "adamw_fused", "precision": own[place % len(own)]}
         if "method" in case:
             given["targets"] = first_linear(build(config))
@@ -148,4 +165,11 @@ def config_fault(row: ChainRow, config: Mapping[str, Any], head: str) -> str:
     return ""
 
 
-__all__ = ["PRECISIONS", "head_fault", "refused_by_heads", "unseen"]
+__all__ = [
+    "INFERENCE",
+    "PRECISIONS",
+    "head_fault",
+    "infers_otherwise",
+    "refused_by_heads",
+    "unseen",
+]

@@ -15,7 +15,13 @@ from memfit.model.families._rows import row_of
 from memfit.trace.chain_files import chain_file, setting
 from memfit.trace.composite_files import composed, made_composite
 from memfit.trace.decoder_files import decodes, made_decoder
-from memfit.trace.family_check import PRECISIONS, head_fault, refused_by_heads
+from memfit.trace.family_check import (
+    INFERENCE,
+    PRECISIONS,
+    head_fault,
+    infers_otherwise,
+    refused_by_heads,
+)
 from memfit.trace.new_family import refuse, row_data
 from memfit.trace.segments import Refused
 
@@ -51,6 +57,8 @@ def made(kind: str, given: Mapping[str, Any] | None = None) -> Made:
         if len(refused) == len(PRECISIONS):
             raise refuse(kind, "its peaks are not the trace's in any precision")
         data = {**data, "refused": list(refused)}
+        if infers_otherwise(row_of(data), last):
+            data["refused"].append(INFERENCE["task"])
         registered(data, graphs)
         faults = {head: head_fault(row_of(data), last, head) for head in data["heads"]}
         faults = {head: why for head, why in faults.items() if why}

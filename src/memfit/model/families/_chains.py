@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
-from memfit.model.classes import named_head, unknown_class
+from memfit.model.classes import classes_of, named_head, unknown_class
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._captured import (
@@ -34,6 +34,8 @@ ENCODED = "encoded"  # the encoder's result, where nothing stands between it and
 LAYERS = "layers"  # the dimension that counts them
 CAUSAL = "causal-lm"
 DECODING = "causal-lm-decoder"  # the same class where `is_decoder` is true: its mask is causal
+ANSWERS = "ForQuestionAnswering"
+BEAMS = ("flaubert", "xlm", "xlnet")  # so named; the auto class takes `ForQuestionAnsweringSimple`
 ENDLESS = 2**40  # positions of a model that looks at distances
 # What PEFT trains whole beside adapters (peft 0.21 peft_model.py
 # PeftModelForSequenceClassification, -TokenClassification, -QuestionAnswering).
@@ -69,7 +71,7 @@ class ChainRow:
     casting: tuple[str, ...] = ()  # as of `Model`
     depth: str = ""  # the field of the number of layers, which the capture varies
     depths: tuple[str, ...] = ()  # those of an encoder and a decoder
-    refused: tuple[str, ...] = ()  # precisions in which other code runs
+    refused: tuple[str, ...] = ()  # precisions and tasks in which other code runs
     absent: tuple[str, ...] = ()
     positions: str = "max_position_embeddings"
     tied: bool = True  # whether the captured head is the embedding
@@ -292,9 +294,15 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
             data=data,
             dims=dims,
             rates=rates,
-            unknown=unknown_class(fields.config, row.heads),
+            unknown=beams_of(row, fields.config) or unknown_class(fields.config, row.heads),
         ),
     )
+
+
+def beams_of(row: ChainRow, config: Mapping[str, Any]) -> str:
+    """A class that answers with beams, which the captured one for questions does not."""
+    named = (one for one in classes_of(config) if row.name in BEAMS and one != ANSWERS)
+    return next((one for one in named if one.endswith(ANSWERS)), "")
 
 
 def run_of(head: str, fields: Fields, data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
