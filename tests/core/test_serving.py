@@ -614,7 +614,7 @@ def test_options_of_engines_are_led_to_serve(option: str, engine: str) -> None:
         ("sglang", "--max-model-len 8k", {"context_length": 8192}),
         ("sglang", "--requests=4 --ctx 2048", {"max_running_requests": 4, "context_length": 2048}),
         ("llamacpp", "--max-model-len 16k", {"context": 16384}),
-        ("ollama", "--context 16k", {"num_ctx": 16384}),
+        ("ollama", "--context 16k --users 2", {"num_ctx": 16384, "parallel": 2}),
         ("lmdeploy", "--max-seq-len 4k", {"session_len": 4096}),
         ("tensorrt-llm", "--context 4k --tp 2", {"max_seq_len": 4096, "tp_size": 2}),
     ],
@@ -636,4 +636,12 @@ def test_an_engine_s_own_command_line_has_its_own_flags_alone() -> None:
 def test_users_of_llama_cpp_share_a_context() -> None:
     problems: list[Problem] = []
     read_words(find_engine("llamacpp"), ["model", "--users", "4"], [], problems)
-    assert "`--ctx-size` for all of them together" in problems[0].hint
+    assert problems[0].hint == "`--parallel N`, which share one context"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tgi", "lmdeploy", "tensorrt-llm"])
+def test_apple_silicon_is_not_answered_by_rules_of_cuda(engine: str) -> None:
+    with pytest.raises(InputError, match="on Apple silicon") as bad:
+        serve("qwen3-8b", engine=engine, gpu="m4-max-64gb")
+    assert "`--engine mlx`" in bad.value.problems[0].hint
+    assert serve("qwen3-8b", engine="mlx", gpu="m4-max-64gb").fits

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
+from memfit.errors import Problem
 from memfit.hardware import GPU
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
@@ -17,7 +18,8 @@ from memfit.serving.result import ServingAnswer
 class Option:
     """One option of an engine, under the engine's own names. `kind` is text, words (several of
     them), int, float, flag, size (a number such as `8k`) or json; `default` is what the help page
-    shows."""
+    shows. `means` is what several engines have under names of their own: `context` of a request,
+    `users` with a context each, `slots` that share one, `tensor` ranks."""
 
     name: str
     flags: tuple[str, ...]
@@ -29,6 +31,7 @@ class Option:
     high: float | None = None
     silent: bool = False  # read and passed over: it does not change the memory
     names_model: bool = False  # its value is the model, which may also stand alone
+    means: str = ""
     supported: bool = True  # else refused: it changes the memory in ways not known yet
 
 
@@ -94,6 +97,17 @@ class Question:
     draft: Subject | None = None  # a separate draft model that the options name
     beside: tuple[Subject, ...] = ()  # other models that stay loaded on the same GPU
     draft_left_out: bool = False  # a draft is named that cannot be read, so it is not counted
+
+
+def silicon_problems(question: Question, title: str) -> Iterator[Problem]:
+    """For engines whose use of memory is known under CUDA and ROCm alone."""
+    gpu = question.devices[0].gpu if question.devices else None
+    if gpu is not None and gpu.vendor == "apple":
+        yield Problem(
+            message=f"memfit does not know how {title} uses memory on Apple silicon",
+            where="gpu",
+            hint="`--engine mlx` or `--engine llama.cpp`",
+        )
 
 
 class ServingEngine(Protocol):

@@ -20,8 +20,7 @@ AUTO = -1  # what `auto` is among sizes (vLLM's human_readable_int_or_auto)
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
-# What several engines have under other names: how it is written, and the options that it may be.
-# llama.cpp's slots share one context, so that users of one context each are no option of it.
+# How people write what several engines have, each by a name of its own.
 SHARED = {
     "context": (
         *("--context", "--ctx", "--ctx-size", "--context-length", "--max-context", "--num-ctx"),
@@ -33,28 +32,12 @@ SHARED = {
     ),
     "tensor": ("--tp", "--tensor-parallel", "--tensor-parallel-size", "--num-shard"),
 }
-MEANS = {
-    "context": (
-        *("max_model_len", "context_length", "context", "num_ctx", "max_seq_len"),
-        "session_len",
-    ),
-    "users": (
-        *("max_num_seqs", "max_running_requests", "max_concurrent_requests"),
-        "max_batch_size",
-    ),
-    "tensor": ("tensor_parallel_size", "tp_size", "tp", "num_shard"),
-}
 
 
 def shared_spellings(options: Sequence[Option]) -> dict[str, Option]:
-    """Other spellings of this engine's options, where no option of its own has that name."""
-    known = {option.name: option for option in options if option.supported}
-    found: dict[str, Option] = {}
-    for what, spellings in SHARED.items():
-        own = next((known[name] for name in MEANS[what] if name in known), None)
-        if own is not None:
-            found |= dict.fromkeys(spellings, own)
-    return found
+    """Other spellings of this engine's options, by what they mean."""
+    known = {option.means: option for option in options}
+    return {word: known[what] for what in SHARED.keys() & known.keys() for word in SHARED[what]}
 
 
 def read_flags(
@@ -84,8 +67,9 @@ def read_flags(
         if option is None:
             close = nearest(flag, spelled, 1)
             hint = f"did you mean `{close[0]}`?" if close else ""
-            if shared and flag in SHARED["users"] and "--parallel" in spelled:
-                hint = "`--parallel N`, and `--ctx-size` for all of them together"
+            slots = next((one.flags[-1] for one in options if one.means == "slots"), "")
+            if shared and slots and flag in SHARED["users"]:
+                hint = f"`{slots} N`, which share one context"
             problems.append(
                 Problem(message=f"unknown {title} option `{flag[:60]}`", where=flag, hint=hint)
             )

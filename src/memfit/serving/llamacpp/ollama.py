@@ -59,11 +59,13 @@ OPTIONS: tuple[Option, ...] = (
         kind="size",
         low=1,
         default="4k, 32k from 23 GiB of VRAM, 256k from 47 GiB",
+        means="context",
     ),
     Option(
         name="parallel",
         flags=("--num-parallel", "--ollama-num-parallel"),
         help="requests at once (OLLAMA_NUM_PARALLEL)",
+        means="users",
         kind="int",
         low=1,
         high=256,

@@ -31,6 +31,7 @@ OPTIONS: tuple[Option, ...] = (
         kind="size",
         low=0,
         default="the model's, less if it does not fit",
+        means="context",
     ),
     Option(
         name="parallel",
@@ -40,6 +41,7 @@ OPTIONS: tuple[Option, ...] = (
         low=-1,
         high=256,
         default="4 with one cache for all, 1 before b7400",
+        means="slots",
     ),
     Option(
         name="unified",

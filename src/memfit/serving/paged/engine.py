@@ -11,7 +11,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Model, MoE
-from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.base import Device, Option, Question, Subject, silicon_problems
 from memfit.serving.links import communicator_bytes
 from memfit.serving.paged.caches import cache_width, cached
 from memfit.serving.result import Pool, ServingAnswer
@@ -280,6 +280,7 @@ def set_up(engine: Paged, question: Question) -> Setup:
     subject = replace(question.subject, config=engine.config(question.subject.config))
     model = known_model(subject)
     problems = engine.refuses(options)
+    problems += [] if engine.unified else silicon_problems(question, engine.title)
     tensor = int(options.get(engine.tensor) or 1)
     pipeline = int(options.get(engine.pipeline) or 1) if engine.pipeline else 1
     scheme = scheme_of(subject.config, problems)

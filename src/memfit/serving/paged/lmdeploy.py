@@ -40,8 +40,13 @@ ENGINE = Paged(
     title="LMDeploy",
     newest="0.16.0",
     options=(
-        option("tp", "int", "GPUs that share each layer", low=1),
-        option("session_len", "size", "tokens of the longest request [default: the model's own]"),
+        option("tp", "int", "GPUs that share each layer", low=1, means="tensor"),
+        option(
+            "session_len",
+            "size",
+            "tokens of the longest request [default: the model's own]",
+            means="context",
+        ),
         option(
             "cache_max_entry_count",
             "float",

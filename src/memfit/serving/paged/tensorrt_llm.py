@@ -88,11 +88,18 @@ ENGINE = Paged(
     title="TensorRT-LLM",
     newest="1.2.0",
     options=(
-        option("tp_size", "int", "GPUs that share each layer", low=1),
+        option("tp_size", "int", "GPUs that share each layer", low=1, means="tensor"),
         option("pp_size", "int", "GPUs that share the layers", low=1),
-        option("max_batch_size", "int", "most requests at once", default="2048", low=1),
+        option(
+            "max_batch_size", "int", "most requests at once", default="2048", low=1, means="users"
+        ),
         option("max_num_tokens", "int", "tokens of the largest step", default="8192", low=1),
-        option("max_seq_len", "size", "tokens of the longest request [default: the model's own]"),
+        option(
+            "max_seq_len",
+            "size",
+            "tokens of the longest request [default: the model's own]",
+            means="context",
+        ),
         option(
             "kv_cache_free_gpu_memory_fraction",
             "float",

@@ -43,7 +43,7 @@ ENGINE = Paged(
     newest="3.3.7",
     options=(
         model_option("model_id"),
-        option("num_shard", "int", "GPUs that share each layer", low=1),
+        option("num_shard", "int", "GPUs that share each layer", low=1, means="tensor"),
         option("max_total_tokens", "size", "tokens of the longest request"),
         option("max_input_tokens", "size", "tokens of the longest prompt", silent=True),
         option("max_batch_prefill_tokens", "int", "tokens of the warm-up", default="4096", low=1),

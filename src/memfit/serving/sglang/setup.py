@@ -12,7 +12,7 @@ from typing import Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Layer, Model
-from memfit.serving.base import Question, Subject
+from memfit.serving.base import Question, Subject, silicon_problems
 from memfit.serving.drafts import draft_layers
 from memfit.serving.separate_drafts import (
     DFLASH,
@@ -86,7 +86,8 @@ class Setup:
 def set_up(question: Question) -> Setup:
     """The settings, or all problems at once."""
     question = with_contexts(question)
-    options, subject, problems = question.options, question.subject, list[Problem]()
+    options, subject = question.options, question.subject
+    problems = list(silicon_problems(question, "SGLang"))
     model = known_model(subject)
     tensor = int(options.get("tp_size") or 1)
     copies = int(options.get("dp_size") or 1)

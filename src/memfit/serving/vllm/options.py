@@ -115,7 +115,14 @@ SILENT_FLAGS = (
 
 OPTIONS = (
     option("model", "text", "the model; may also stand alone", silent=True, names_model=True),
-    option("tensor_parallel_size", "int", "GPUs that share each layer", "-tp", "--tp", low=1),
+    option(
+        "tensor_parallel_size",
+        "int",
+        "GPUs that share each layer",
+        *("-tp", "--tp"),
+        low=1,
+        means="tensor",
+    ),
     option("pipeline_parallel_size", "int", "GPUs that share the layers", "-pp", "--pp", low=1),
     option("data_parallel_size", "int", "copies of the model", "-dp", "--dp", low=1),
     option("enable_expert_parallel", "flag", "whole experts on each GPU, not a slice of every one"),
@@ -125,8 +132,9 @@ OPTIONS = (
         "tokens of the longest request, or as many as fit [default: the model's own]",
         choices=("auto",),
         low=-1,
+        means="context",
     ),
-    option("max_num_seqs", "int", "most requests in one step", low=1),
+    option("max_num_seqs", "int", "most requests in one step", low=1, means="users"),
     option("max_num_batched_tokens", "size", "most tokens in one step", low=1),
     option(
         "gpu_memory_utilization",

@@ -9,7 +9,7 @@ from typing import Any
 from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Model
-from memfit.serving.base import Device, Question, Subject
+from memfit.serving.base import Device, Question, Subject, silicon_problems
 from memfit.serving.flags import AUTO
 from memfit.serving.separate_drafts import Draft
 from memfit.serving.separate_drafts import draft_problems as eagle_problems
@@ -94,7 +94,7 @@ class Setup:
 
 def set_up(question: Question) -> Setup:
     """The settings, or all problems at once."""
-    problems: list[Problem] = []
+    problems = list(silicon_problems(question, "vLLM"))
     options, subject = question.options, question.subject
     rules = engine_rules(question)
     model = known_model(subject, compressed=True)
