@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,12 +36,16 @@ TRAINERS = {
     "xtuner": "xtuner",
 }
 PYTHON = re.compile(r"python[0-9.]*$")
+SHELL_WORDS = ("exec", "sudo")  # before a command, and nothing to a trace
+BEFORE = ("env", "nohup", "time", *SHELL_WORDS)
 KEYWORDS = ("then", "do", "else", "{", "}", "fi", "done", "esac", "(", ")", "if", "elif", "while")
 DECLARE = ("export", "declare", "local", "readonly")
 ENDS = ("&&", "||", ";;", ";", "&", "|", "\n", "(", ")")
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>&|>|<<<|<)(?:&\d)?")
+COMMAND = re.compile(r"-[a-z]*c")  # the option behind which a command is written out
+HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")  # lines up to a word, which are data
 NAME = re.compile(r"[A-Za-z_]\w*")
-LONGEST = 1 << 20  # bytes of a script
+LONGEST = 1 << 16  # bytes of a script
 MOST_COUNTED = 1000  # numbers of `seq`
 DEEPEST = 4  # scripts that start scripts
 UNKNOWN = "\0"  # before the text of what only a shell knows
@@ -72,7 +77,11 @@ def started(words: Sequence[str], depth: int = 0) -> Started:
     text, name, arguments = source(rest)
     known = {str(at): one for at, one in enumerate((name, *arguments))}
     reader = Reader(text, {**variables, **known}, arguments)
-    found = list(commands(reader))
+    try:
+        found = list(commands(reader))
+    except RecursionError:
+        message = f"`{name}` has too many values within each other"
+        raise InputError.one(message, where="launcher") from None
     if not found:
         raise InputError.one(
             f"`{name}` starts no program that a trace can run",
@@ -102,14 +111,16 @@ def source(words: Sequence[str]) -> tuple[str, str, list[str]]:
     rest = list(words)
     name = rest.pop(0)
     if Path(name).name in SHELLS:
-        while rest and rest[0].startswith("-") and "c" not in rest[0]:
+        while rest and rest[0].startswith("-") and not COMMAND.fullmatch(rest[0]):
             rest.pop(0)
-        if rest[:1] and rest[0].startswith("-"):
+        if rest and COMMAND.fullmatch(rest[0]):
             text = rest[1] if rest[1:] else ""
             return text, f"{name} -c", rest[2:]
         name = rest.pop(0) if rest else name
     path = Path(name)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError.one(f"`{name[:160]}` is no file of a shell script", where="launcher")
         if path.stat().st_size > LONGEST:
             raise InputError.one(f"`{name[:160]}` is too long for a shell script", where="launcher")
         return path.read_text(errors="replace"), name, rest
@@ -122,7 +133,7 @@ def source(words: Sequence[str]) -> tuple[str, str, list[str]]:
 def without_settings(words: Sequence[str]) -> list[str]:
     """The words behind variables and wrappers."""
     rest = list(words)
-    while rest and (rest[0] in ("env", "nohup", "time", "exec", "sudo") or setting(rest[0])):
+    while rest and (rest[0] in BEFORE or setting(rest[0])):
         rest.pop(0)
     return rest
 
@@ -171,7 +182,8 @@ def commands(reader: Reader) -> Iterator[list[str]]:
             reader.variables |= values
             exported |= {name: one for name, one in values.items() if name in exported}
         elif starts(words):
-            yield [*(f"{name}={one}" for name, one in exported.items()), *words]
+            own = [one for one in words if one not in SHELL_WORDS]
+            yield [*(f"{name}={one}" for name, one in exported.items()), *own]
 
 
 class Reader:
@@ -195,7 +207,10 @@ class Reader:
         while self.at < len(self.text):
             end = next((one for one in ENDS if self.text.startswith(one, self.at)), "")
             redirected = REDIRECTION.match(self.text, self.at)
-            if end:
+            data = HERE.match(self.text, self.at)
+            if data:
+                self.pass_over(data)
+            elif end:
                 self.at += len(end)
                 if words and not piped:
                     yield words
@@ -213,6 +228,13 @@ class Reader:
                 skip = False
         if words and not piped:
             yield words
+
+    def pass_over(self, data: re.Match[str]) -> None:
+        """Take out the lines that a command is given as its input."""
+        self.at = data.end()
+        begins = self.line_end() + 1
+        last = re.compile(rf"^\t*{data[2]}$", re.MULTILINE).search(self.text, begins)
+        self.text = self.text[:begins] + ("" if last is None else self.text[last.end() :])
 
     def line_end(self) -> int:
         found = self.text.find("\n", self.at)
@@ -325,9 +347,7 @@ class Reader:
         if counted:
             first, last = (int(counted[1]), counted[2]) if counted[2] else (1, counted[1])
             return " ".join(map(str, range(first, min(int(last), first + MOST_COUNTED) + 1)))
-        one = re.search(
-            r"^shuf\b.*\s(\d+)-\d+\b", inner
-        )  # any number of a range, most often a port
+        one = re.search(r"^shuf\b.*\s(\d+)-\d+\b", inner)  # any of a range, most often a port
         return one[1] if one else f"{UNKNOWN}{text}{UNKNOWN}"
 
     def plain(self, text: str) -> str:

@@ -68,6 +68,14 @@ SCRIPTS = {
         python -m pkg.train --lr 3 > log.txt 2>&1 &
         wait
         python evaluate.py""",
+    "data for a command": """
+cat > hosts.txt <<EOF
+python from_the_data.py
+EOF
+cat <<-'END' > config.yaml
+torchrun --nproc_per_node 9 train.py
+\tEND
+exec torchrun train.py --config config.yaml < /dev/null""",
     "quotes": """
         python train.py --a "say \\"hi\\" \\$5" --b 'it'"'"'s' --c \\#no --d a#b""",
 }
@@ -162,6 +170,19 @@ def test_what_only_a_shell_knows_is_refused(text: str, said: str, tmp_path: Path
     script.write_text(text)
     with pytest.raises(InputError, match=said):
         started([str(script)])
+
+
+def test_what_is_no_file_of_a_script_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.sh")
+    (tmp_path / "long.sh").write_text("#" * 100_000)
+    (tmp_path / "deep.sh").write_text("python train.py " + "${A:-" * 5000 + "}" * 5000)
+    wrong = {"pipe": "is no file", "long": "is too long", "deep": "within each other"}
+    for name, said in wrong.items():
+        with pytest.raises(InputError, match=said):
+            started([str(tmp_path / f"{name}.sh")])
+    with pytest.raises(InputError, match="is no file"):
+        started(["bash", "--norc", str(tmp_path)])
+    assert started(["bash", "-xec", "python train.py"]).words == ["python", "train.py"]
 
 
 def test_an_open_quote_ends_with_the_script(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def quantized_file(words: Sequence[str]) -> bool:
 def load_named(words: Sequence[str]) -> bool:
     """Whether the words name the tokens of requests as only a plan for an engine takes them, or
     users without a task."""
-    named = {word.partition("=")[0] for word in words}
+    ours = words[: words.index("--")] if "--" in words else words
+    named = {word.partition("=")[0] for word in ours}
     return bool(named & {*LOAD}) or ("--users" in named and not named & {"--task", "--method"})
 
 
