@@ -84,6 +84,9 @@ class Subject:
         return found
 
 
+PLAIN = "Simple"  # ends the names of classes that answer questions without beams
+
+
 def refuse(kind: str, why: str, hint: str = "") -> InputError:
     return InputError.one(f"no row for `{kind}`: {why}", where="family", hint=hint)
 
@@ -140,7 +143,7 @@ def row_data(
         "limited": before is not None,
         "before": before or 0,
         "checkpoints": checkpoints(subject),
-        **kept_wide(subject),
+        **of_classes(subject),
         "refused": [],
         "given": dict(given),
         "defaults": {
@@ -386,8 +389,8 @@ def sizes_of(
 def drawn(
     subject: Subject, dims: list[str], ratios: list[tuple[str, str]]
 ) -> tuple[list[str], list[tuple[str, str]], dict[str, tuple[int, ...]]]:
-    """The sizes with values for small models. A small one may go with others in a way of its own
-    (ConvBERT's ratio of heads): then only its default is known to run."""
+    """The sizes with values for small models. If a small size cannot vary with the others
+    (ConvBERT's ratio of heads), it keeps its default."""
     try:
         return dims, ratios, columns(subject, dims, ratios, subject.equal, proposed)
     except InputError:
@@ -580,11 +583,17 @@ def checkpoints(subject: Subject) -> bool:
     return all(one.supports_gradient_checkpointing for one in classes_of(subject))
 
 
-def kept_wide(subject: Subject) -> dict[str, list[str]]:
+def of_classes(subject: Subject) -> dict[str, list[str]]:
     """The linear layers that the class keeps in fp32 (`_keep_in_fp32_modules`), and bitsandbytes
-    unquantized (transformers 5.23 quantizers/base.py get_modules_to_not_convert)."""
-    kept = {name for one in classes_of(subject) for name in one._keep_in_fp32_modules or ()}
-    return {"casting": [f".{name}" for name in sorted(kept)]} if kept else {}
+    unquantized (transformers 5.23 quantizers/base.py get_modules_to_not_convert); classes whose
+    name says less than that of a head's, and which do more."""
+    found = classes_of(subject)
+    kept = {name for one in found for name in one._keep_in_fp32_modules or ()}
+    others = [name.removesuffix(PLAIN) for one in found if (name := one.__name__).endswith(PLAIN)]
+    return {
+        **({"casting": [f".{name}" for name in sorted(kept)]} if kept else {}),
+        **({"others": others} if others else {}),
+    }
 
 
 def classes_of(subject: Subject) -> list[Any]:

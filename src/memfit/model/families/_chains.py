@@ -34,8 +34,6 @@ ENCODED = "encoded"  # the encoder's result, where nothing stands between it and
 LAYERS = "layers"  # the dimension that counts them
 CAUSAL = "causal-lm"
 DECODING = "causal-lm-decoder"  # the same class where `is_decoder` is true: its mask is causal
-ANSWERS = "ForQuestionAnswering"
-BEAMS = ("flaubert", "xlm", "xlnet")  # so named; the auto class takes `ForQuestionAnsweringSimple`
 ENDLESS = 2**40  # positions of a model that looks at distances
 # What PEFT trains whole beside adapters (peft 0.21 peft_model.py
 # PeftModelForSequenceClassification, -TokenClassification, -QuestionAnswering).
@@ -81,6 +79,7 @@ class ChainRow:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)  # heads whose class is another head's
+    others: tuple[str, ...] = ()  # classes that are named like a head's, and are none of them
     tower: Tower | None = None  # the weights beside the layers that text does not pass through
 
     def layers(self, fields: Fields, head: str) -> list[str]:
@@ -266,6 +265,7 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
         for kind, some in parts.items()
     }
     start, final = modules(weights["start"], dims), modules(weights["final"], dims)
+    others = (one for one in classes_of(fields.config) if one in row.others)
     return Model(
         name=row.name,
         family=row.examples[0]["model_type"],
@@ -294,15 +294,9 @@ def model_of(row: ChainRow, fields: Fields, data: Mapping[str, Any]) -> Model:
             data=data,
             dims=dims,
             rates=rates,
-            unknown=beams_of(row, fields.config) or unknown_class(fields.config, row.heads),
+            unknown=next(others, "") or unknown_class(fields.config, row.heads),
         ),
     )
-
-
-def beams_of(row: ChainRow, config: Mapping[str, Any]) -> str:
-    """A class that answers with beams, which the captured one for questions does not."""
-    named = (one for one in classes_of(config) if row.name in BEAMS and one != ANSWERS)
-    return next((one for one in named if one.endswith(ANSWERS)), "")
 
 
 def run_of(head: str, fields: Fields, data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -97,6 +97,7 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         depths=tuple(keys[0] for keys, _ in data.get("stacks", ())),
         refused=tuple(data["refused"]),
         casting=tuple(data.get("casting", ())),
+        others=tuple(data.get("others", ())),
         defaults=data["defaults"],
     )
 

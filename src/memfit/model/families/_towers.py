@@ -341,6 +341,27 @@ GLM_OCR = {
 }
 
 
+def gated(name: str, width: int, inner: int, *, bias: bool) -> Weights:
+    """A gated feed-forward."""
+    for one in ("gate_proj", "up_proj"):
+        yield from linear(f"{name}.{one}", width, inner, bias=bias)
+    yield from linear(f"{name}.down_proj", inner, width, bias=bias)
+
+
+def gated_merger(width: int, inner: int) -> Weights:
+    """What GLM's towers end in."""
+    yield from linear(f"{ROOT}.merger.proj", width, width, bias=False)
+    yield from layer_norm(f"{ROOT}.merger.post_projection_norm", width)
+    yield from gated(f"{ROOT}.merger", width, inner, bias=False)
+
+
+def downsample(outputs: int, width: int, merge: int) -> Weights:
+    """A convolution that makes one of several patches."""
+    shape = (outputs, width, merge, merge)
+    yield Weight(name=f"{ROOT}.downsample.weight", shape=shape, role="linear")
+    yield Weight(name=f"{ROOT}.downsample.bias", shape=(outputs,), role="bias")
+
+
 def glm_ocr_tower(fields: Fields) -> tuple[Weight, ...]:
     """GLM-OCR's: norms on queries and keys, and no table of positions."""
     fields.assume(**GLM_OCR)
@@ -361,17 +382,9 @@ def glm_ocr_tower(fields: Fields) -> tuple[Weight, ...]:
             yield from linear(f"{name}.attn.proj", width, width, bias=bias)
             yield from rms_norm(f"{name}.attn.q_norm", head)
             yield from rms_norm(f"{name}.attn.k_norm", head)
-            for one in ("gate_proj", "up_proj"):
-                yield from linear(f"{name}.mlp.{one}", width, inner, bias=bias)
-            yield from linear(f"{name}.mlp.down_proj", inner, width, bias=bias)
-        yield from linear(f"{ROOT}.merger.proj", out, out, bias=False)
-        yield from layer_norm(f"{ROOT}.merger.post_projection_norm", out)
-        for one in ("gate_proj", "up_proj"):
-            yield from linear(f"{ROOT}.merger.{one}", out, wide, bias=False)
-        yield from linear(f"{ROOT}.merger.down_proj", wide, out, bias=False)
-        shape = (out, width, merge, merge)
-        yield Weight(name=f"{ROOT}.downsample.weight", shape=shape, role="linear")
-        yield Weight(name=f"{ROOT}.downsample.bias", shape=(out,), role="bias")
+            yield from gated(f"{name}.mlp", width, inner, bias=bias)
+        yield from gated_merger(out, wide)
+        yield from downsample(out, width, merge)
         yield from rms_norm(f"{ROOT}.post_layernorm", width)
 
     return tuple(weights())
@@ -398,18 +411,10 @@ def glm_tower(fields: Fields) -> tuple[Weight, ...]:
             yield from rms_norm(f"{name}.norm2", width)
             yield from linear(f"{name}.attn.qkv", width, 3 * width, bias=bias)
             yield from linear(f"{name}.attn.proj", width, width, bias=False)
-            for one in ("gate_proj", "up_proj"):
-                yield from linear(f"{name}.mlp.{one}", width, out, bias=False)
-            yield from linear(f"{name}.mlp.down_proj", out, width, bias=False)
-        yield from linear(f"{ROOT}.merger.proj", out, out, bias=False)
-        yield from layer_norm(f"{ROOT}.merger.post_projection_norm", out)
-        for one in ("gate_proj", "up_proj"):
-            yield from linear(f"{ROOT}.merger.{one}", out, inner, bias=False)
-        yield from linear(f"{ROOT}.merger.down_proj", inner, out, bias=False)
+            yield from gated(f"{name}.mlp", width, out, bias=False)
+        yield from gated_merger(out, inner)
         yield from rms_norm(f"{ROOT}.post_conv_layernorm", width)
-        shape = (out, width, merge, merge)
-        yield Weight(name=f"{ROOT}.downsample.weight", shape=shape, role="linear")
-        yield Weight(name=f"{ROOT}.downsample.bias", shape=(out,), role="bias")
+        yield from downsample(out, width, merge)
         yield from rms_norm(f"{ROOT}.post_layernorm", width)
 
     return tuple(weights())

@@ -5,12 +5,11 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, each, ratio, variants
 from memfit.model.families._chains import ChainRow, chained
+from memfit.model.families.modernbert import SIZES as MODERNBERT
+from memfit.model.families.modernbert import choose
 
 SIZES = {
-    "vocab_size": (544, 608, 736),
-    "hidden_size": (96, 160, 288),
-    "intermediate_size": (200, 312, 184),
-    "num_attention_heads": (6, 10, 12),
+    **MODERNBERT,
     "num_key_value_heads": (3, 2, 4),
     "head_dim": (32, 24, 40),
     "prediction_head_size": (120, 264, 344),
@@ -57,11 +56,6 @@ def row(name: str, pooling: str) -> ChainRow:
         absent=("attention_windows", "rope_theta"),
         depth="num_hidden_layers",
     )
-
-
-def choose(fields: Fields) -> int:
-    """Classifiers of sequences read the first token, or the mean of all."""
-    return int(fields.config.get("classifier_pooling") == "mean")
 
 
 chained(row("ultrabert", "cls"), row("ultrabert-mean", "mean"), choose=choose)
