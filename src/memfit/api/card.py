@@ -293,20 +293,12 @@ def spelled(found: Card, subject: str, place: str) -> Card:
 
 
 def server_command(use: Use, found: Card, subject: str, place: str) -> str:
-    """`--max-model-len` is the context that users are counted for."""
-    from memfit.plan.engine_weights import OWN
-    from memfit.serving import SERVER_ENGINE, find_engine
-    from memfit.serving.planned import find_planned
+    """The longest request is the context that users are counted for."""
+    from memfit.plan.served_rows import server, server_options
 
-    planned = find_planned(SERVER_ENGINE, find_engine(SERVER_ENGINE))
-    options: dict[str, Any] = {planned.length: found.context}
-    if use.server != OWN:
-        options[planned.weights] = use.server
-    if found.cluster.gpus > 1:
-        options[planned.tensor] = found.cluster.gpus
-    flags = {option.name: option.flags[0] for option in planned.engine.options}
-    words = [f"{flags[name]} {value}" for name, value in options.items()]
-    start = f"memfit estimate {shlex.quote(subject)} --engine {SERVER_ENGINE}"
+    planned = server()
+    words = planned.words(server_options(use.server, found.cluster, found.context))
+    start = f"memfit estimate {shlex.quote(subject)} --engine {planned.engine.name}"
     return " ".join([start, *words, place])
 
 

@@ -196,12 +196,10 @@ def subject_of(model: Any, offline: bool = False) -> Subject:
     """The model to serve, with its structure where memfit has formulas for the family. Weights are
     built at the model's own dtype: what a quantization stores is the engine's business."""
     from memfit.model.source import read
-    from memfit.serving.base import Subject
-    from memfit.serving.subject import structure, subject_from, with_settings
+    from memfit.serving.subject import of_config, subject_from
 
     if isinstance(model, Mapping):
-        name = str(model.get("model_type", "model"))
-        return Subject(name=name, config=with_settings(model), model=structure(model))
+        return of_config(model, str(model.get("model_type", "model")))
     try:
         source = read(model, offline=offline)
     except SourceError:

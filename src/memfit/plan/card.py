@@ -27,7 +27,7 @@ from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, hardware
 from memfit.plan.engine_weights import EIGHT, OWN
 from memfit.plan.furthest import TRIES, UNIT, Look, furthest
-from memfit.plan.served_rows import server_on, weights_for
+from memfit.plan.served_rows import server, server_on, weights_for
 from memfit.presentation import Presented
 from memfit.processes import answers
 from memfit.program_facts import marked_program
@@ -49,7 +49,7 @@ class Use:
     title: str
     options: Mapping[str, Any]
     gguf: str = ""  # the quantization of a GGUF file, which llama.cpp serves
-    server: str = ""  # the weights that vLLM serves: as they are, or in 8 bits
+    server: str = ""  # the weights that a server has: as they are, or in 8 bits
 
     @property
     def served(self) -> bool:
@@ -81,15 +81,17 @@ def uses_of(model: Model) -> tuple[Use, ...]:
     return (dataclasses.replace(USES[0], title=stored), *USES[1:]) if stored else USES
 
 
-SERVERS = (
-    Use(key="vllm", title="vLLM", options={}, server=OWN),
-    Use(key="vllm-fp8", title="vLLM FP8", options={}, server=EIGHT),
-)
+def server_uses() -> dict[str, Use]:
+    """What a server does with the weights of another use: as they are, and in 8 bits."""
+    engine = server().engine
+    name, title = engine.name, engine.title
+    eight = Use(key=f"{name}-fp8", title=f"{title} FP8", options={}, server=EIGHT)
+    return {"16-bit": Use(key=name, title=title, options={}, server=OWN), "8-bit": eight}
 
 
 def with_servers(model: Model, cluster: Cluster) -> tuple[Use, ...]:
     """The uses of a card: a server's stand behind the same weights under transformers."""
-    behind = dict(zip(("16-bit", "8-bit"), SERVERS, strict=True))
+    behind = server_uses()
     known = weights_for(model, cluster)
     return tuple(
         one

@@ -3,6 +3,8 @@ weights as they are or in 8 bits."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from memfit.errors import InputError
 from memfit.hardware import Cluster
 from memfit.lazy_dataclass import dataclass
@@ -11,11 +13,8 @@ from memfit.plan.engine_goals import EngineQuestion, Load
 from memfit.plan.engine_search import FP8_SINCE, Candidate, asked_of, judged, longest, speed_of
 from memfit.plan.engine_weights import EIGHT, OWN
 from memfit.serving import SERVER_ENGINE, find_engine
-from memfit.serving.base import Subject
-from memfit.serving.planned import find_planned
-from memfit.serving.subject import structure, with_settings
-
-VENDORS = ("nvidia", "amd", "unknown")  # whose GPUs the server has kernels for; the last may be one
+from memfit.serving.planned import PlannedEngine, find_planned
+from memfit.serving.subject import of_config, with_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +30,28 @@ class Server:
 
 def weights_for(model: Model, cluster: Cluster) -> tuple[str, ...]:
     """As they are, and in 8 bits where the checkpoint is not quantized and the GPU computes in
-    them; none where the server does not run."""
-    gpu = cluster.gpu
-    if gpu.vendor not in VENDORS or cluster.nodes > 1:
+    them; none where several machines would share the layers."""
+    sm = cluster.gpu.sm
+    if cluster.nodes > 1:
         return ()
     stored = "quantization_config" in with_settings(model.config)
-    eighth = gpu.sm is not None and gpu.sm >= FP8_SINCE and not stored
+    eighth = sm is not None and sm >= FP8_SINCE and not stored
     return (OWN, EIGHT) if eighth else (OWN,)
+
+
+def server() -> PlannedEngine:
+    return find_planned(SERVER_ENGINE, find_engine(SERVER_ENGINE))
+
+
+def server_options(weights: str, cluster: Cluster, context: int) -> dict[str, Any]:
+    """The server's options of a row, by its own names."""
+    planned = server()
+    options: dict[str, Any] = {planned.length: context}
+    if weights != OWN:
+        options[planned.weights] = weights
+    if cluster.gpus > 1:
+        options[planned.tensor] = cluster.gpus
+    return options
 
 
 def server_on(
@@ -45,13 +59,9 @@ def server_on(
 ) -> Server | None:
     """For users of `context` tokens, of which `answer` are made; None where the model or the
     layout is not supported."""
-    engine = find_engine(SERVER_ENGINE)
-    subject = Subject(
-        name=model.name, config=with_settings(model.config), model=structure(model.config)
-    )
     question = EngineQuestion(
-        planned=find_planned(SERVER_ENGINE, engine),
-        subject=subject,
+        planned=server(),
+        subject=of_config(model.config, model.name),
         load=Load(prompt=context - answer, output=answer),
         fixed={},
     )
@@ -73,4 +83,4 @@ def server_on(
     )
 
 
-__all__ = ["Server", "server_on", "weights_for"]
+__all__ = ["Server", "server", "server_on", "server_options", "weights_for"]

@@ -45,8 +45,9 @@ def card_lines(found: Card) -> Iterator[str]:
     yield ""
     yield f"GiB and tokens/s: answering for one user with {found.context:,} tokens of context,"
     yield f"fine-tuning by TRL's defaults; {gib(usable(found))} GiB usable. * the best that fits"
-    if any(row.use.server and row.fits for row in found.rows):
-        yield "vLLM fills its share of the GPU, whatever the model: what is left is cache"
+    servers = [row.use.title for row in found.rows if row.use.server and row.fits]
+    if servers:
+        yield f"{servers[0]} fills its share of the GPU, whatever the model: the rest is cache"
     copied = [row.use.title for row in found.rows if row.fits and copies(found, row)]
     if copied:
         yield f"{listed(copied)}: a copy of the model on each GPU"

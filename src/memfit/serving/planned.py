@@ -55,14 +55,16 @@ class PlannedEngine:
 
     def command(self, model: str, options: Mapping[str, Any]) -> str:
         """The command that starts the engine with these options, in the order given."""
+        return " ".join([self.program.format(model=shlex.quote(model)), *self.words(options)])
+
+    def words(self, options: Mapping[str, Any]) -> list[str]:
+        """The options as the engine's flags."""
         flags = {option.name: option.flags[0] for option in self.engine.options}
-        words = [self.program.format(model=shlex.quote(model))]
-        for name, value in options.items():
-            if value is True:
-                words.append(flags[name])
-            elif value not in (False, None):
-                words.append(f"{flags[name]} {shlex.quote(str(value))}")
-        return " ".join(words)
+        return [
+            flags[name] if value is True else f"{flags[name]} {shlex.quote(str(value))}"
+            for name, value in options.items()
+            if value not in (False, None)
+        ]
 
 
 def find_planned(name: str, engine: ServingEngine) -> PlannedEngine:

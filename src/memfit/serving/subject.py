@@ -24,6 +24,11 @@ def with_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "quantization_config": stored} if stored else config
 
 
+def of_config(config: Mapping[str, Any], name: str) -> Subject:
+    """A model that is known by its config alone."""
+    return Subject(name=name, config=with_settings(config), model=structure(config))
+
+
 def subject_from(source: Source) -> Subject:
     """A model as it was read."""
     return Subject(
