@@ -92,7 +92,7 @@ def test_real_parts_of_complex_numbers_are_half_as_wide() -> None:
 @pytest.mark.parametrize("name", ["albert", "xlm"])
 def test_layouts_go_to_the_trace_where_no_layer_is_a_module(name: str) -> None:
     model = build(unseen(CHAINS[name], "classification"))
-    with pytest.raises(InputError, match="where no layer is a module of its own"):
+    with pytest.raises(InputError, match="since its layers are not separate modules"):
         estimate(model, Job(batch=2, seq=64), strategy=strategy_from(["fsdp=2"], 2))
 
 

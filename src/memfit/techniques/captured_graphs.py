@@ -122,7 +122,7 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield from untrained(program)
     for name, layout in program.strategy.uses():
         if layout.size > 1 and graphs.scattered:
-            yield f"with `{name}`, where no layer is a module of its own", f"use {name}"
+            yield f"with `{name}`, since its layers are not separate modules", f"use {name}"
     if job.precision in graphs.row.refused:
         yield f"in `{job.precision}`", "job.precision"
     if job.training and job.checkpointing != "none" and not graphs.row.checkpoints:

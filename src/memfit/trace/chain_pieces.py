@@ -142,8 +142,8 @@ def leaders_of(log: Sequence[Call | int]) -> dict[str, str]:
 
 
 def entries(log: Sequence[Call | int]) -> list[str]:
-    """The entry of a list that each call runs in. Tables in a list are no layers (MarkupLM looks up
-    every step of a path in one of its own)."""
+    """The entry of a list that each call runs in. Lists of tables hold no layers (MarkupLM has
+    a table for each step of a path)."""
     found = [layer_of(one.where) if isinstance(one, Call) else "" for one in log]
     others = {
         list_of(entry)

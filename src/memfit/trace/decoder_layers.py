@@ -25,8 +25,8 @@ class Layers:
     """`base`: fields of a small model that has every kind of layer. `lists`: what the class puts
     in place of each list that is not given, as what comes first and what is repeated then, or None
     where it is not known. `deciding`: fields that those depend on, as the class has them.
-    `first`: the field that counts other layers in front. `odd`: which of "first" and "last" is
-    another layer than those of its kind."""
+    `first`: the field that counts other layers in front. `odd`: "first" or "last",
+    where that layer differs from the others of its kind."""
 
     base: Mapping[str, Any]
     lists: Mapping[str, tuple[list[Any], list[Any]] | None] = field(default_factory=dict)
@@ -124,8 +124,7 @@ def deciding_of(subject: Subject, lists: Sequence[str]) -> dict[str, Any]:
 
 
 def popped(kind: str) -> dict[str, Any]:
-    """Fields of older configs that the class turns into others, with what it takes in their
-    place."""
+    """Fields of older configs that the class replaces by others, with their values."""
     from transformers import CONFIG_MAPPING
 
     found: dict[str, Any] = {}
@@ -139,8 +138,8 @@ def popped(kind: str) -> dict[str, Any]:
 def odd_of(
     subject: Subject, given: Mapping[str, Any], base: dict[str, Any], lists: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Whether the first layer has other weights than a later one of its kind, or the last one than
-    an earlier; and the small model with both."""
+    """Whether the first or the last layer differs in weights from others of its kind, and the small
+    model with both."""
     count = subject.key("num_hidden_layers")
     longer = {**base, **{key: [base[key][0], *base[key], base[key][-1]] for key in lists}}
     longer[count] = base[count] + (2 if lists else 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -128,27 +128,23 @@ def decoder_data(
         **({} if subject.head == CAUSAL else {"heads": [subject.head]}),
         "label_heads": [],
         "given": dict(given),
-        "defaults": {
-            key: subject.plain[key]
-            for key in dict.fromkeys(
-                (
-                    *dims,
-                    *experts,
-                    positions,
-                    window,
-                    layers.first,
-                    bound,
-                    *rates_of(subject),
-                    *given,
-                )
-            )
-            if key not in map(subject.key, DECISIVE)
-            and key not in follows
-            and key not in layers.lists  # whose defaults go by the number of layers
-            and subject.plain.get(key) is not None
-        },
+        "defaults": defaults_of(
+            subject,
+            (*dims, *experts, positions, window, layers.first, bound, *rates_of(subject), *given),
+            {*follows, *layers.lists},  # defaults of lists go by the number of layers
+        ),
     }
     return row, more
+
+
+def defaults_of(subject: Subject, keys: Iterable[str], left: Collection[str]) -> dict[str, Any]:
+    """What the class puts in place of fields that configs leave out."""
+    decisive = {*map(subject.key, DECISIVE), *left}
+    return {
+        key: subject.plain[key]
+        for key in dict.fromkeys(keys)
+        if key not in decisive and subject.plain.get(key) is not None
+    }
 
 
 def decoder(kind: str, given: Mapping[str, Any]) -> tuple[Subject, Layers]:

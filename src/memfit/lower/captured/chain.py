@@ -88,7 +88,7 @@ def middle(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
 
 
 def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
-    """A layer without weights of its own runs those of one that all share."""
+    """A layer without own weights runs those that all layers share."""
     piece = layer.captured
     assert piece is not None
     if ctx.program.model.graphs.history:
