@@ -120,7 +120,7 @@ def source(words: Sequence[str]) -> tuple[str, str, list[str]]:
     path = Path(name)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InputError.one(f"`{name[:160]}` is no file of a shell script", where="launcher")
+            raise InputError.one(f"`{name[:160]}` is not a regular file", where="launcher")
         if path.stat().st_size > LONGEST:
             raise InputError.one(f"`{name[:160]}` is too long for a shell script", where="launcher")
         return path.read_text(errors="replace"), name, rest

@@ -176,11 +176,11 @@ def test_what_is_no_file_of_a_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.sh")
     (tmp_path / "long.sh").write_text("#" * 100_000)
     (tmp_path / "deep.sh").write_text("python train.py " + "${A:-" * 5000 + "}" * 5000)
-    wrong = {"pipe": "is no file", "long": "is too long", "deep": "within each other"}
+    wrong = {"pipe": "is not a regular file", "long": "is too long", "deep": "within each other"}
     for name, said in wrong.items():
         with pytest.raises(InputError, match=said):
             started([str(tmp_path / f"{name}.sh")])
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         started(["bash", "--norc", str(tmp_path)])
     assert started(["bash", "-xec", "python train.py"]).words == ["python", "train.py"]
 
