@@ -13,6 +13,8 @@ from tests.sampling import WHOLE
 
 from memfit.api.new_family import new_family
 from memfit.errors import InputError
+from memfit.job import Job
+from memfit.lower import lower
 from memfit.model.families import _rows, build
 from memfit.trace.composite_files import place_of, ties_of
 from memfit.trace.composite_row import Found, Parts, fields_of, outline, parts_of, ratios_of
@@ -22,8 +24,9 @@ from memfit.trace.program import configuration
 ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers" / "rows"
 DATA = {name: json.loads((ROOM / f"{name}.json").read_text()) for name in _rows.names()}
 ROWS = {name: data for name, data in DATA.items() if data.get("composite")}
-# How many cases: of weights behind the language model, of one that is captured, of sounds
-SOME = {"fuyu": 3, "lfm2_vl": 1, "glmasr": 2}
+# How many cases: of weights behind the language model, of one that is captured, of sounds, of a
+# loss of its own, of an embedding that the class around the language model holds
+SOME = {"fuyu": 3, "lfm2_vl": 1, "glmasr": 2, "qwen2_audio": 1, "granite_speech": 3}
 CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 130, "method": "lora", "packing": False},
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
@@ -43,8 +46,18 @@ def unseen(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(ROWS if WHOLE else SOME))
 def test_peaks_are_those_of_the_trace(name: str) -> None:
     cases = CASES if WHOLE else CASES[: SOME[name]]
+    without = {} if ROWS[name].get("checkpoints", True) else {"checkpointing": "none"}
     jobs = [{**one, "head": ROWS[name]["heads"][0]} for one in cases]
+    jobs = [{**one, **without} if "checkpointing" in one else one for one in jobs]
     assert first_fault(unseen(name), jobs) == ""
+
+
+def test_a_class_without_checkpoints_or_flash_attention_says_so() -> None:
+    config = ROWS["granite_speech"]["example"]
+    with pytest.raises(InputError, match="has no gradient checkpointing"):
+        lower(build(config), Job(checkpointing="full"))
+    with pytest.raises(InputError, match="flash"):
+        lower(build(config), Job(attention="flash_attention_2"))
 
 
 def test_a_last_bias_keeps_no_layer_unpacked() -> None:
@@ -84,12 +97,6 @@ def test_the_language_model_is_found_and_its_head(paligemma: tuple[Parts, Found]
     assert place_of(parts, "llama") is not None  # which has the same parameters
     assert place_of(parts, "opt") is None
     assert ties_of(parts, place) == ROWS["paligemma"]["ties"]
-
-
-def test_a_loss_of_its_own_is_refused() -> None:
-    """Qwen2-Audio's leaves out padding before it computes the loss."""
-    with pytest.raises(InputError, match="its peak is"):
-        new_family("qwen2_audio")
 
 
 def test_a_type_without_an_answer_is_refused_with_the_reason() -> None:

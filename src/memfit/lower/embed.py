@@ -20,7 +20,7 @@ def embedded(ids: Tensor, model: Model, bound: Bound, ctx: Context, held: list[T
     """The sum of tokens and positions. `held`: what variables of the model's forward keep until it
     returns."""
     r = ctx.r
-    x, places = looked_up(ids, model.embed[0], bound, ctx), None  # type: ignore[arg-type]
+    x, places = looked_up(ids, model.embed[0], bound, ctx, held), None  # type: ignore[arg-type]
     held.append(x)
     positions = ctx.positions
     if positions is None and not any(
@@ -50,7 +50,9 @@ def style(model: Model) -> str:
     return mixer.style if isinstance(mixer, Attention) else ""
 
 
-def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Tensor:
+def looked_up(
+    ids: Tensor, module: Embedding, bound: Bound, ctx: Context, held: list[Tensor]
+) -> Tensor:
     ctx.r.where = module.name
     weight = bound[f"{module.name}.weight"]
     ids = ctx.engine.enter((weight,), ids)
@@ -59,6 +61,7 @@ def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Ten
     if ctx.program.input_gradients:
         x.needs = True  # enable_input_require_grads: the output becomes a leaf
     x = ctx.matrices.embedding_output(ctx.engine.leave((weight,), x), ctx)
+    held += [x] if module.kept else []
     return ops.scale(ctx.r, x) if module.outside else x
 
 

@@ -11,7 +11,7 @@ from memfit.lower import versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS, choices
-from memfit.lower.losses import LOSSES
+from memfit.lower.losses import LOSSES, selected
 from memfit.lower.mlp import MLPS
 from memfit.lower.moe import MOES
 from memfit.lower.norms import NORMS
@@ -52,6 +52,8 @@ def programs_of(program: Program) -> Programs:
         from memfit.lower import captured
 
         programs = captured.programs(programs, program.model)
+    if program.model.own_loss:
+        programs = programs.replace(losses={"plain": selected})
     if program.model.labelled is not None:
         from memfit.lower import label_heads
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.formats import FP32
-from memfit.lower import head, ops, views
+from memfit.formats import BOOL, FP32
+from memfit.lower import head, ops, versions, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.lifetimes import Scope, Value, scoped
@@ -50,6 +50,25 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     r.part = part
     assert total is not None
     return total
+
+
+def selected(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """Logits in their own dtype, of padded batches those that a mask selects, whose last column is
+    padding, as in the trace (transformers 5.23 modeling_qwen2_audio.py `shift_attention_mask`)."""
+    if ctx.job.packing:
+        return versions.narrow(hidden, labels, model, bound, ctx)
+    r, rows = ctx.r, ctx.batch * (ctx.tokens - 2)
+    scores = head.logits(hidden, model, bound, ctx)
+    ctx.returned.append(scores)
+    part, r.part = r.part, "logits"
+    real = r.tensor((ctx.batch, ctx.tokens - 1), BOOL, "ne", "activations")
+    cut = head.whole(ops.cut(r, scores, (*real.shape, scores.shape[-1])), ctx)
+    chosen = views.indexed(r, cut, (rows, scores.shape[-1]), real)
+    del real
+    targets = ops.integers(r, (rows,), "index")
+    loss = ops.cross_entropy(r, chosen, targets, read=FP32 if ctx.autocast is not None else None)
+    r.part = part
+    return loss
 
 
 Loss = Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]

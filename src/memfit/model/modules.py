@@ -109,6 +109,7 @@ class Embedding(Module):
     outside: bool = (
         False  # scaled by the model, behind the hook that makes the table's output a leaf
     )
+    kept: bool = False  # the class around that model holds the output until it returns
 
     def own(self) -> Iterator[Weight]:
         if self.style == "sinusoidal":
@@ -492,6 +493,8 @@ class Model:
     towers: tuple[Weight, ...] = ()
     behind: int = 0  # of the towers' weights, the last ones that lie behind the language model
     last: str = ""  # the module of the last parameter, where it is one of the towers'
+    own_loss: bool = False  # its class cuts its logits itself (`losses.selected`)
+    checkpoints: bool = True  # the class supports gradient checkpointing
     stored: tuple[Stored, ...] = field(
         default=(), repr=False
     )  # exact blocks of a quantized file, in place of the weights below

@@ -62,6 +62,9 @@ def check(program: Program) -> Iterator[Problem]:
     torch as `context_fn` (torch 2.13 torch/utils/checkpoint.py
     create_selective_checkpoint_contexts), others say in their rows what they can do."""
     job = program.job
+    if not program.model.checkpoints:
+        message = f"the class of `{program.model.family}` has no gradient checkpointing"
+        yield Problem(message=message, where="job.checkpointing", hint="use `none`")
     if job.checkpointing == "selective" and job.reentrant:
         yield Problem(message="selective checkpointing cannot be reentrant", where="job.reentrant")
     for name in names(job.recompute_modules):

@@ -3,6 +3,7 @@ parameters tensor by tensor, and peaks with the trace's."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ COUNTS = (
     "num_key_value_heads",
 )
 LARGE = 16
+OWN_LOSS: tuple[dict[str, bool], ...] = ({}, {"own_loss": True})
 HEAD_SIZE = "head_dim"
 TRAINED: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 200, "optimizer": "sgd"},
@@ -298,8 +300,21 @@ def data_of(
         "needed": sorted({key.partition(".")[0] for key in whole if "." in key and unlike(key)}),
         "ties": ties_of(parts, place),
         "hands_on_cache": False,
+        **of_class(parts),
         "example": parts.config(dims, plainly(runs[0].text), told),
     }
+
+
+def of_class(parts: Parts) -> dict[str, bool]:
+    """What the class has or lacks unlike most."""
+    own = configuration(parts.config(), None)
+    found: Any = classes.classes(classes.builder(parts.head, own), own)[0]
+    said = {
+        "checkpoints": found.supports_gradient_checkpointing,
+        "flash": found._supports_flash_attn,
+    }
+    cut = "shift_attention_mask" in inspect.getsource(found.forward)
+    return {**{key: False for key, one in said.items() if not one}, **OWN_LOSS[cut]}
 
 
 def plainly(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,7 +425,9 @@ def fault_of(config: dict[str, Any], data: Mapping[str, Any]) -> str:
             return f"`{name}` is not as in transformers"
     if name := unlike_buffers(config, head):
         return f"the buffer `{name}` is not as in transformers"
-    jobs = [{**one, "head": head} for one in (*TRAINED, *GENERATED)]
+    without = {} if data.get("checkpoints", True) else {"checkpointing": "none"}
+    jobs = [{**one, "head": head, **without} for one in TRAINED]
+    jobs += [{**one, "head": head} for one in GENERATED]
     return first_fault(config, jobs)
 
 

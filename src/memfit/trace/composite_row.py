@@ -289,7 +289,7 @@ def equals(parts: Parts, found: Found) -> None:
     """Fields that only change together with another one, to the same value."""
     for key in list(found.fixed):
         value = parts.whole[key]
-        if type(value) is not int or value < 1:
+        if type(value) is not int or value < 1 or key not in found.fixed:
             continue
         for name in [*found.sizes, *found.fixed]:
             if name == key or parts.whole[name] != value or name in parts.equal:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from memfit.model.config import Fields
 from memfit.model.families import build, find
 from memfit.model.families._captured import graphs_of
-from memfit.model.modules import Captured, Loose, Model, Module, Weight
+from memfit.model.modules import Captured, Embedding, Loose, Model, Module, Weight
 
 TIE = "tie_word_embeddings"
 SAID = (None, False, True)
@@ -110,11 +110,20 @@ def composite(
         model,
         family=name,
         tied=shared,
+        embed=tuple(map(holding, model.embed)),
         towers=tuple(towers(model)),
         **{"heads": ("image-text",), **changes},
         caching=not hands_on_cache and text.flag("use_cache", default=True),
         dtype=fields.dtype() if said else model.dtype,
     )
+
+
+def holding(module: Module) -> Module:
+    """The same embedding, whose output the class around the model still holds where that multiplies
+    it."""
+    if isinstance(module, Embedding) and module.outside:
+        return replace(module, kept=True)
+    return module
 
 
 __all__ = ["composite", "kind_of", "rooted", "text_fields", "text_of"]

@@ -12,7 +12,7 @@ from memfit.model.config import LARGEST_LAYERS, Fields
 from memfit.model.families import family
 from memfit.model.families._captured import TRACE
 from memfit.model.families._composite import composite
-from memfit.model.modules import Model, Weight
+from memfit.model.modules import Attention, Block, Layer, Model, Weight
 
 TEXT = "text:"  # begins the names of sizes of the language model
 PER = "//"  # how often one size goes into another one
@@ -63,8 +63,25 @@ def composite_model(data: Mapping[str, Any], fields: Fields) -> Model:
         heads=tuple(data["heads"]),
         own_positions=text["own_positions"],
         last=data["last"],
+        own_loss=data.get("own_loss", False),
+        checkpoints=data.get("checkpoints", True),
     )
-    return replace(model, head=replace(model.head, name=text["head"]), behind=len(behind))
+    layers = model.layers if data.get("flash", True) else tuple(map(without_flash, model.layers))
+    head = replace(model.head, name=text["head"])
+    return replace(model, head=head, layers=layers, behind=len(behind))
+
+
+def without_flash(layer: Layer) -> Layer:
+    """The same layer of a class that does not support flash-attention."""
+    return replace(layer, blocks=tuple(map(without_flash_attention, layer.blocks)))
+
+
+def without_flash_attention(block: Block) -> Block:
+    mixer = block.mixer
+    if not isinstance(mixer, Attention):
+        return block
+    kernels = tuple(one for one in mixer.kernels if one != "flash")
+    return replace(block, mixer=replace(mixer, kernels=kernels))
 
 
 class Places:
