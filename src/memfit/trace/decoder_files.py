@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -78,8 +78,10 @@ def first_captured(
     another one where three models have both by chance; then others of the sizes are tried. `sums`
     are sizes by themselves where nothing is exact without them."""
     why, sums = "", data.pop("sums")
-    drawn = [data["sizes"], *itertools.islice(more, TRIES - 1)]
-    for named, sizes in itertools.product([{}, sums] if sums else [{}], drawn):
+    drawn = itertools.islice(
+        (one for one in itertools.chain([data["sizes"]], more) if apart(data, one)), TRIES
+    )
+    for named, sizes in itertools.product([{}, sums] if sums else [{}], list(drawn)):
         if named:
             data["sums"] = named
         data["sizes"] = {key: values[:SHOWN] for key, values in sizes.items()}
@@ -95,6 +97,17 @@ def first_captured(
             return config, graphs
         why = f"no row for `{data['type']}`: {found}"
     raise InputError.one(why, where="family")
+
+
+def apart(data: Mapping[str, Any], sizes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether no model has two sizes equal that the row refuses where they are."""
+    names = [[data["dims"].get(name) for name in pair] for pair in data["unlike"]]
+    return all(
+        one != other
+        for first, second in names
+        if first and second
+        for one, other in zip(sizes[first], sizes[second], strict=True)
+    )
 
 
 def captured_as(data: Mapping[str, Any], setting: str) -> Any:

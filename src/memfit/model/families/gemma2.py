@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from memfit.model.config import Fields
@@ -10,7 +11,7 @@ from memfit.model.families.gemma import EXAMPLE as GEMMA
 from memfit.model.families.gemma import gemma_mlp, sandwich, scaled
 from memfit.model.families.llama import attention, decoder, layer_types, masks, stack
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model
+from memfit.model.modules import MLP, Attention, Layer, Model
 
 EXAMPLE = {**GEMMA, "model_type": "gemma2"}
 
@@ -40,6 +41,13 @@ EXAMPLE = {**GEMMA, "model_type": "gemma2"}
     ),
 )
 def build(fields: Fields) -> Model:
+    return gemma2_model(fields, "gemma2", sandwich)
+
+
+def gemma2_model(
+    fields: Fields, name: str, around: Callable[[Attention, MLP, int], Layer]
+) -> Model:
+    """`around` puts norms around attention and MLP."""
     fields.assume(
         num_key_value_heads=4,
         head_dim=256,
@@ -64,13 +72,13 @@ def build(fields: Fields) -> Model:
         mixer = replace(
             plain, window=window if slides else 0, softcap=capped[0], kernels=("eager", "flash")
         )
-        return sandwich(mixer, mlp, width)
+        return around(mixer, mlp, width)
 
     types = layer_types(fields, [index % 2 == 0 for index in range(fields.layers())])
     layers = stack(types, layer)
     model = decoder(
         fields,
-        "gemma2",
+        name,
         layers,
         width=width,
         rotary=plain.rotary,
