@@ -1,18 +1,21 @@
 """Shell scripts that start a training: the one command that they come to, read and not run.
 
-Read are variables, arrays, defaults, arguments, loops over words, and arithmetic; what only a
-shell can know, like `$(nproc)`, is refused where the command needs it."""
+Read are variables, arrays, defaults, arguments, loops over words, conditions, functions, `case`
+and arithmetic; what only a shell can know, like `$(cat x)`, is refused where the command needs
+it."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
 from memfit.errors import InputError, Problem
+from memfit.shell_values import altered, arithmetic, printed, truth
 
 SHELLS = ("bash", "sh", "zsh", "dash")
 # Programs that start a script, and do nothing without one.
@@ -38,7 +41,9 @@ TRAINERS = {
 PYTHON = re.compile(r"python[0-9.]*$")
 SHELL_WORDS = ("exec", "sudo")  # before a command, and nothing to a trace
 BEFORE = ("env", "nohup", "time", *SHELL_WORDS)
-KEYWORDS = ("then", "do", "else", "{", "}", "fi", "done", "esac", "(", ")", "if", "elif", "while")
+KEYWORDS = ("do", "{", "}", "esac", "(", ")", "!")
+BRANCHES = ("if", "then", "elif", "else", "fi", "while", "until", "for", "done")
+MOST_TURNS = 100  # of loops whose condition is known, most often over arguments
 DECLARE = ("export", "declare", "local", "readonly")
 ENDS = ("&&", "||", ";;", ";", "&", "|", "\n", "(", ")")
 REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>&|>|<<<|<)(?:&\d)?")
@@ -46,8 +51,9 @@ COMMAND = re.compile(r"-[a-z]*c")  # the option behind which a command is writte
 HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")  # lines up to a word, which are data
 NAME = re.compile(r"[A-Za-z_]\w*")
 LONGEST = 1 << 16  # bytes of a script
-MOST_COUNTED = 1000  # numbers of `seq`
-DEEPEST = 4  # scripts that start scripts
+DEEPEST = 4  # scripts that start scripts, and functions that call functions
+FUNCTION = re.compile(r"(?:function\s+([\w-]+)\s*(?:\(\s*\))?|([\w-]+)\s*\(\s*\))\s*(?=\{)")
+PATTERNS = re.compile(r"(?:\s|#[^\n]*\n)*\(?([^()\n]*)\)")  # of a branch of `case`
 UNKNOWN = "\0"  # before the text of what only a shell knows
 
 
@@ -69,14 +75,17 @@ def is_shell(words: Sequence[str]) -> bool:
     return name.endswith(".sh") or (name in SHELLS and len(rest) > 1)
 
 
-def started(words: Sequence[str], depth: int = 0) -> Started:
-    """The command that `words` come to: `bash train.sh 8` starts what `train.sh` starts."""
+def started(words: Sequence[str], depth: int = 0, gpus: int = 1) -> Started:
+    """The command that `words` come to: `bash train.sh 8` starts what `train.sh` starts, on a
+    machine with so many GPUs."""
     before = list(words[: len(words) - len(without_settings(words))])
     rest = without_settings(words)
     variables = dict(os.environ) | dict(one.split("=", 1) for one in before if "=" in one)
     text, name, arguments = source(rest)
     known = {str(at): one for at, one in enumerate((name, *arguments))}
     reader = Reader(text, {**variables, **known}, arguments)
+    reader.shared.gpus = gpus
+    reader.arrays["BASH_SOURCE"] = [name]
     try:
         found = list(commands(reader))
     except RecursionError:
@@ -101,7 +110,7 @@ def started(words: Sequence[str], depth: int = 0) -> Started:
         if depth == DEEPEST:
             message = f"`{name}` starts itself, or too many scripts one after the other"
             raise InputError.one(message, where="launcher")
-        inner = started(first, depth + 1)
+        inner = started(first, depth + 1, gpus)
         return Started(inner.words, inner.programs, (*reader.unset, *inner.unset))
     return Started(first, len(found), tuple(reader.unset))
 
@@ -161,29 +170,108 @@ def installs(words: Sequence[str]) -> bool:
     return any(one in ("pip", "setup.py", "venv") for one in words[:4])
 
 
-def commands(reader: Reader) -> Iterator[list[str]]:
-    """The commands of a script that start a program, with their variables expanded; a loop runs
-    with the first of its words, and both branches of a condition are read."""
-    exported: dict[str, str] = {}
+class Branches:
+    """Conditions and loops around what is read: a branch that does not run is passed over, and all
+    are read where only a shell knows which one runs."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        # For each condition and loop: whether its lines run, whether a branch of it has run, and
+        # where a loop begins.
+        self.open: list[tuple[bool | None, bool | None, int]] = []
+        self.condition: list[bool | None] | None = None  # the one that is being read
+        self.after: bool | None = None  # what holds of the next command, behind `&&` and `||`
+        self.turns = MOST_TURNS
+
+    def passes(self, words: list[str], end: str) -> bool:
+        """Whether to pass over a command; keywords are taken out of `words`."""
+        while words and (words[0] in KEYWORDS or words[0] in BRANCHES):
+            word = words.pop(0)
+            self.keyword(word, words, end)
+            if word == "for":  # which sets a variable
+                words.insert(0, word)
+                break
+        if self.condition is not None:
+            self.condition.append(None if end in ("&&", "||", "|") else truth(words))
+            return True
+        if any(one[0] is False for one in self.open) or self.after is False:
+            self.after = self.after if end == "&&" else None
+            return True
+        held = truth(words)
+        self.after = {"&&": held, "||": None if held is None else not held}.get(end)
+        return not words
+
+    def keyword(self, word: str, words: list[str], end: str) -> None:
+        if word == "if":
+            self.open.append((True, False, 0))
+            self.condition = []
+        elif word in ("while", "until", "for"):
+            held = truth(words) if word == "while" and end in (";", "\n") else None
+            start = self.reader.began if held else 0
+            self.open.append((held, None, start))
+        elif word in ("elif", "else") and self.open:
+            done = self.open[-1][1]
+            self.open[-1] = (None if done is None else not done, done, 0)
+            self.condition = [] if word == "elif" else None
+        elif word in ("fi", "done") and self.open:
+            held, _, start = self.open.pop()
+            if word == "done" and held and start and self.turns:
+                self.turns -= 1
+                self.reader.at = start
+        elif word == "then" and self.condition is not None and self.open:
+            held = self.condition[0] if len(self.condition) == 1 else None
+            self.condition = None
+            runs, done, _ = self.open[-1]
+            if runs is not False:
+                self.open[-1] = (held, None if held is None or done is None else held or done, 0)
+
+
+def commands(reader: Reader, depth: int = 0) -> Iterator[list[str]]:
+    """The commands of a script that start a program, with their variables expanded; a loop over
+    words runs with the first of them."""
+    shared, branches = reader.shared, Branches(reader)
     for words in reader.commands():
-        while words and words[0] in KEYWORDS:
-            words.pop(0)
-        if words and words[0] in (*DECLARE, "set"):
-            kind = words.pop(0)
-            values = dict(one.split("=", 1) for one in words if setting(one))
+        if branches.passes(words, reader.ended):
+            continue
+        name, *rest = words
+        values = dict(one.split("=", 1) for one in words if setting(one))
+        if name in (*DECLARE, "set"):
             reader.variables |= values
-            exported |= values if kind == "export" else {}
-        elif words[:1] == ["for"] and len(words) > 3 and words[2] == "in":
+            shared.exported |= values if name == "export" else {}
+        elif name == "for" and len(words) > 3 and words[2] == "in":
             reader.variables[words[1]] = words[3]
-        elif words[:1] == ["shift"]:
-            reader.shift()
-        elif words and all(map(setting, words)):
-            values = dict(one.split("=", 1) for one in words)
+        elif name == "shift":
+            reader.shift(int(rest[0]) if rest and rest[0].isdecimal() else 1)
+        elif name in ("cd", "pushd") and rest:
+            shared.go(rest[-1])
+        elif all(map(setting, words)):
             reader.variables |= values
-            exported |= {name: one for name, one in values.items() if name in exported}
+            shared.exported |= {key: one for key, one in values.items() if key in shared.exported}
+        elif name == "eval" and depth < DEEPEST:
+            yield from commands(reader.inner(" ".join(rest), reader.arguments), depth + 1)
+        elif name in shared.functions and depth < DEEPEST:
+            inner = reader.inner(shared.functions[name], rest)
+            inner.shift(0)
+            yield from commands(inner, depth + 1)
+            reader.shift(0)
         elif starts(words):
             own = [one for one in words if one not in SHELL_WORDS]
-            yield [*(f"{name}={one}" for name, one in exported.items()), *own]
+            away = ["env", "-C", shared.folder] if shared.folder not in ("", ".") else []
+            yield [*away, *(f"{key}={one}" for key, one in shared.exported.items()), *own]
+
+
+class Shared:
+    """What a script and its functions have in common."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, str] = {}
+        self.exported: dict[str, str] = {}
+        self.folder = ""  # where `cd` has gone
+        self.gpus = 1
+
+    def go(self, folder: str) -> None:
+        path = Path(self.folder, folder).expanduser()
+        self.folder = os.path.normpath(path) if path.is_dir() else self.folder
 
 
 class Reader:
@@ -194,11 +282,22 @@ class Reader:
         self.variables, self.arguments = {"RANDOM": "10000", **variables}, arguments
         self.arrays: dict[str, list[str]] = {}
         self.unset: dict[str, None] = {}
+        self.shared = Shared()
+        self.began, self.ended = 0, ""  # where the last command begins, and what is behind it
+        self.cases = 0  # that are open
 
-    def shift(self) -> None:
-        self.arguments = self.arguments[1:]
-        for place, one in enumerate((*self.arguments, ""), 1):
-            self.variables[str(place)] = one
+    def inner(self, text: str, arguments: list[str]) -> Reader:
+        """Of a function's text or of one that is evaluated: variables are the same ones."""
+        found = Reader(text, {}, arguments)
+        found.variables, found.arrays = self.variables, self.arrays
+        found.unset, found.shared = self.unset, self.shared
+        return found
+
+    def shift(self, count: int = 1) -> None:
+        """Leave out the first arguments; 0 makes the reader's own arguments `$1` to `$9`."""
+        self.arguments = self.arguments[count:]
+        places = dict.fromkeys(map(str, range(1, 10)), "")
+        self.variables |= places | {str(at): one for at, one in enumerate(self.arguments, 1)}
 
     def commands(self) -> Iterator[list[str]]:
         words: list[str] = []
@@ -208,13 +307,23 @@ class Reader:
             end = next((one for one in ENDS if self.text.startswith(one, self.at)), "")
             redirected = REDIRECTION.match(self.text, self.at)
             data = HERE.match(self.text, self.at)
+            function = None if words else FUNCTION.match(self.text, self.at)
+            if not words and not self.text[self.at].isspace():
+                self.began = self.at if self.ended else 0
             if data:
                 self.pass_over(data)
+            elif function:
+                body = balanced(self.text[function.end() :], 0, "{}")
+                self.shared.functions[function[1] or function[2]] = body[1:-1]
+                self.at = function.end() + len(body)
             elif end:
                 self.at += len(end)
+                self.ended = end
                 if words and not piped:
                     yield words
                 words, piped = [], end == "|"
+                if end == ";;" and self.cases:
+                    self.pass_branches(None)
             elif self.text[self.at] in " \t\r":
                 self.at += 1
             elif self.text[self.at] == "#":
@@ -226,8 +335,32 @@ class Reader:
                 found = self.word(words)
                 words += [] if skip else found
                 skip = False
+                if words[0:1] == ["case"] and words[-1] == "in":
+                    self.cases += 1
+                    value, words = " ".join(words[1:-1]), []
+                    self.pass_branches(value)
+        self.ended = ""
         if words and not piped:
             yield words
+
+    def pass_branches(self, value: str | None) -> None:
+        """Go to the branch of `case` that is for this value, or behind its end."""
+        while self.at < len(self.text):
+            found = PATTERNS.match(self.text, self.at)
+            if value is not None and found and found[1].strip() != "esac":
+                self.at = found.end()
+                if UNKNOWN in value or any(
+                    fnmatchcase(value, self.plain(one.strip())) for one in found[1].split("|")
+                ):
+                    return
+            end = re.compile(r";;" if value is not None else r"\besac\b").search(self.text, self.at)
+            last = re.compile(r"\besac\b").search(self.text, self.at)
+            if end is None or (last and last.start() < end.start()):
+                end = last
+            self.at = len(self.text) if end is None else end.end()
+            if end is None or end[0] == "esac":
+                self.cases -= 1
+                return
 
     def pass_over(self, data: re.Match[str]) -> None:
         """Take out the lines that a command is given as its input."""
@@ -317,8 +450,9 @@ class Reader:
         """The value of what begins here; the words of an array are joined by a mark."""
         rest = self.text[self.at :]
         if rest.startswith("$(("):
-            end = rest.find("))")
-            return self.taken(rest[: end + 2], arithmetic(rest[3:end], self.variables))
+            inside = balanced(rest, 1, "()")
+            number = arithmetic(self.plain(inside[3:-2]), self.variables)
+            return self.taken(inside, f"{UNKNOWN}{inside}{UNKNOWN}" if number is None else number)
         if rest.startswith("$("):
             return self.taken(inside := balanced(rest, 1, "()"), self.known(inside))
         if rest.startswith("`"):
@@ -338,17 +472,11 @@ class Reader:
 
     def known(self, text: str) -> str:
         """What a command would print, where that is known without a shell."""
-        inner = text.strip("$()`").strip()
-        if inner == "pwd":
-            return str(Path.cwd())
-        if inner.partition(" ")[0] == "hostname":
-            return "localhost"
-        counted = re.fullmatch(r"seq (\d+)(?: (\d+))?", self.plain(inner))
-        if counted:
-            first, last = (int(counted[1]), counted[2]) if counted[2] else (1, counted[1])
-            return " ".join(map(str, range(first, min(int(last), first + MOST_COUNTED) + 1)))
-        one = re.search(r"^shuf\b.*\s(\d+)-\d+\b", inner)  # any of a range, most often a port
-        return one[1] if one else f"{UNKNOWN}{text}{UNKNOWN}"
+        inner = text[1:-1] if text[0] == "`" else text[2:-1]
+        run = list(self.inner(inner, self.arguments).commands())
+        unknown = any(UNKNOWN in word for words in run for word in words)
+        found = None if unknown else printed(inner, run, self.shared.gpus)
+        return f"{UNKNOWN}{text}{UNKNOWN}" if found is None else found
 
     def plain(self, text: str) -> str:
         """A text with its variables expanded, in quotes or not."""
@@ -377,7 +505,12 @@ class Reader:
             return ARRAY.join(some) or EMPTY
         found = re.fullmatch(r"([A-Za-z_]\w*|\d|[@*])(?:(:?[-=])(.*))?", name, re.DOTALL)
         if found is None:
-            return f"{UNKNOWN}${{{name}}}{UNKNOWN}"
+            other = re.fullmatch(r"([A-Za-z_]\w*|\d)(\W.*)", name, re.DOTALL)
+            change = other[2] if other else ""
+            change = f":{change}" if change[:1] == "+" else change
+            held = self.variables.get(other[1], "") if other else ""
+            changed = altered(held, change, self.plain)
+            return f"{UNKNOWN}${{{name}}}{UNKNOWN}" if changed is None else changed
         if found[1] in "@*" and self.arguments:
             return ARRAY.join(self.arguments)
         value = self.variables.get(found[1])
@@ -421,46 +554,6 @@ def balanced(text: str, start: int, pair: str) -> str:
         if depth == 0:
             return text[: at + 1]
     return text
-
-
-def arithmetic(text: str, variables: Mapping[str, str]) -> str:
-    """Of whole numbers alone."""
-    plain = re.sub(
-        r"\$?\{?([A-Za-z_]\w*)\}?", lambda found: variables.get(found[1], "0") or "0", text
-    )
-    whole = plain.replace("/", "//")
-    if not re.fullmatch(r"[\d\s+*()%-]*(?://[\d\s+*()%-]*)*", whole) or "**" in whole:
-        return f"{UNKNOWN}$(({text})){UNKNOWN}"
-    try:
-        return str(evaluated(whole))
-    except (SyntaxError, ZeroDivisionError, ValueError, RecursionError):
-        return f"{UNKNOWN}$(({text})){UNKNOWN}"
-
-
-def evaluated(text: str) -> int:
-    """`2 * (8 // 4)`, by Python's own grammar."""
-    import ast
-    import operator
-
-    steps = {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.FloorDiv: operator.floordiv,
-        ast.Mod: operator.mod,
-    }
-
-    def value(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(number)):
-                return number
-            case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return -value(inner)
-            case ast.BinOp(left=left, op=step, right=right) if type(step) in steps:
-                return int(steps[type(step)](value(left), value(right)))
-        raise ValueError(text)
-
-    return value(ast.parse(text.strip(), mode="eval").body)
 
 
 __all__ = ["PYTHON", "SHELLS", "STARTERS", "TRAINERS", "WRAPPERS", "is_shell", "started"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -55,7 +56,7 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         name = word.partition("=")[0]
         if word == "--":
             if not subject and rest:
-                subject, launcher, rest = launched(unrolled(rest))
+                subject, launcher, rest = launched(unrolled(rest, gpus(ours)))
             arguments += rest
             break
         if script:
@@ -65,7 +66,7 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
             subject, script = f"-m {rest.pop(0)}", True
             continue
         if not subject and begins_command(word, rest):
-            subject, launcher, own = launched(unrolled([word, *rest]))
+            subject, launcher, own = launched(unrolled([word, *rest], gpus(ours)))
             arguments += own
             break
         if word.startswith("-") and word != "-":
@@ -93,12 +94,18 @@ def begins_command(word: str, rest: Sequence[str]) -> bool:
     return not rest[0].startswith("-") and name == word and shutil.which(word) is not None
 
 
-def unrolled(words: Sequence[str]) -> list[str]:
+def gpus(ours: Sequence[str]) -> int:
+    """How many GPUs our own options name, as `--gpu 8xh100` does."""
+    found = re.search(r"--(?:gpu[ =](\d+)x|ranks[ =](\d+))", " ".join(ours))
+    return int(found[1] or found[2]) if found else 1
+
+
+def unrolled(words: Sequence[str], gpus: int = 1) -> list[str]:
     """The command that a shell script comes to, with a note that says which; other words as they
     are."""
     if not is_shell(words):
         return list(words)
-    found = started(words)
+    found = started(words, gpus=gpus)
     line = shlex.join(found.words)
     message = f"`{shlex.join(words)[:80]}` starts `{line[:160]}{'…' if line[160:] else ''}`"
     if found.programs > 1:
@@ -118,8 +125,8 @@ def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
                 continue
             own = list(words[place + 2 :])
             return f"-m {words[place + 1]}", before(words[:place]), own
-        value = words[place - 1].startswith("--config") and "=" not in words[place - 1]
-        if place and word.endswith(PROGRAMS) and not value:
+        last = words[place - 1] if place else ""
+        if word.endswith(PROGRAMS) and not (last.startswith("--config") and "=" not in last):
             return word, before(words[:place]), list(words[place + 1 :])
     for place, word in enumerate(words):
         if not is_setting(word):

@@ -38,6 +38,9 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
         key, _, value = rest.pop(0).partition("=")
         if value or key != "env":
             os.environ[key] = value
+        elif rest[:1] in (["-C"], ["--chdir"]) and rest[1:]:
+            os.chdir(rest[1])
+            rest = rest[2:]
     rest = unwrapped(rest)
     name = Path(rest[0]).name if rest else ""
     if name in MODULES:
