@@ -39,6 +39,8 @@ ONE_ROW = "example|sample|row|item|element|record|data_?point|ex|x"  # as script
 TURNS = ("messages", "conversations")  # which a script may want as one text
 # What a script looks for where another part of it may have put it, and what few rows have.
 MADE = {"input_ids", "attention_mask", "labels", "tools"}
+# What a tokenizer or processor makes: a script that asks for these means data that it has prepared.
+PREPARED = {"input_ids", "attention_mask", "pixel_values", "input_values", "input_features"}
 RECORDINGS = 64  # rows of a data set with audio, which is large
 
 
@@ -147,6 +149,11 @@ def marked(data: Any) -> bool:
     return bool(data._info.description == MARK)
 
 
+def wanted(name: object) -> bool:
+    """Whether data that a script asks for by `in` has such a column before the script made one."""
+    return isinstance(name, str) and name not in PREPARED
+
+
 def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
     """What a marked data set answers with: names, one row or several, and features."""
 
@@ -156,8 +163,8 @@ def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
             self.data = data
 
         def __contains__(self, name: object) -> bool:
-            if not super().__contains__(name) and by_user() and isinstance(name, str):
-                columns.grow(self.data, name)
+            if not super().__contains__(name) and by_user() and wanted(name):
+                columns.grow(self.data, str(name))
                 self[:] = self.data._data.column_names
             return super().__contains__(name)
 
@@ -177,7 +184,7 @@ def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
             self.found = found
 
         def __contains__(self, name: object) -> bool:
-            if name not in self.found and by_user() and isinstance(name, str):
+            if name not in self.found and by_user() and wanted(name):
                 self.found[name] = self.found[name]  # makes it
             return name in self.found
 
@@ -187,7 +194,7 @@ def kinds(columns: Columns, features: type) -> tuple[type, type, type]:
 
         def __contains__(self, name: object) -> bool:
             there = super().__contains__(name)
-            if not there and by_user() and isinstance(name, str):
+            if not there and by_user() and wanted(name):
                 self[name] = self[name]  # makes it
             return there or super().__contains__(name)
 

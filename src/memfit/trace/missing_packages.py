@@ -22,6 +22,7 @@ REPORTERS = frozenset(
         "wandb",
         "tensorboard",
         "tensorboardX",
+        "tensorboard_logger",
         "mlflow",
         "comet_ml",
         "neptune",

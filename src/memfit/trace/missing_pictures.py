@@ -10,7 +10,9 @@ import importlib
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from memfit.trace import lines, near_files
@@ -25,8 +27,15 @@ RECORDINGS = (".wav", ".flac", ".mp3", ".ogg")
 # What scripts read such files by, where they do not say how the files end.
 READING = {
     ".jpg": ("image.open(", "imread(", "read_image(", "decode_image("),
-    ".wav": ("torchaudio.load(", "soundfile", "librosa.load("),
+    ".wav": ("torchaudio.load(", "soundfile", "librosa.load(", "wavfile"),
 }
+RATES = (
+    "sampling_rate",
+    "sample_rate",
+    "sr",
+    "target_sr",
+    "target_sample_rate",
+)  # as they are named
 # Folders that a script itself fills, and those of descriptions beside pictures.
 OWN = re.compile(r"out|che?ck?p|log|save|result|runs?\b|cache|weights|models?\b", re.IGNORECASE)
 DESCRIBED = (".xml", ".txt", ".json", ".npy", ".mat")
@@ -99,6 +108,20 @@ class Folders:
     def array(self, gray: bool) -> Any:
         side, numpy = self.source.side(), importlib.import_module("numpy")
         return numpy.zeros((side, side) if gray else (side, side, 3), dtype="uint8")
+
+
+def asked_rate() -> int:
+    """The rate that the code which reads a recording has at hand to compare with, if it has one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if lines.is_users(frame.f_code.co_filename):
+            held = frame.f_locals
+            for place in (held, getattr(held.get("self"), "__dict__", {})):
+                found = next((place[one] for one in RATES if isinstance(place.get(one), int)), 0)
+                if found:
+                    return int(found)
+        frame = frame.f_back
+    return 0
 
 
 def is_gray(path: Any) -> bool:
@@ -194,7 +217,12 @@ def readers(folders: Folders) -> dict[str, Change]:
 
     def waves(*_: Any, **__: Any) -> Any:
         array, rate = samples()
-        return importlib.import_module("torch").from_numpy(array)[None], rate
+        return importlib.import_module("torch").from_numpy(array)[None], asked_rate() or rate
+
+    def integers(*_: Any, **__: Any) -> Any:
+        """As most files hold them, in 16 bits."""
+        array, rate = samples()
+        return asked_rate() or rate, array.astype("int16")
 
     def array(path: Any, *_: Any, **__: Any) -> Any:
         return folders.array(is_gray(path))
@@ -207,6 +235,7 @@ def readers(folders: Folders) -> dict[str, Change]:
         "imageio.v2": reading("imread", PICTURES, array),
         "librosa.core.audio": reading("load", RECORDINGS, samples),
         "soundfile": reading("read", RECORDINGS, samples),
+        "scipy.io.wavfile": reading("read", RECORDINGS, integers),
         "torchaudio": reading("load", RECORDINGS, waves),
     }
 

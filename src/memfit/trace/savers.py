@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from memfit.trace import leftovers, lines, missing_weights
+from memfit.trace import leftovers, lines, missing_weights, saved_values
 from memfit.trace.imports import Patch
 from memfit.trace.missing_packages import Nothing
 from memfit.trace.refuse import CannotFollow, Watcher
@@ -71,9 +72,11 @@ def size_of(value: Any, seen: set[int] | None = None) -> int:
 
 def patches(recorder: Watcher) -> list[Patch]:
     true_load, true_popen, true_system = torch.load, subprocess.Popen.__init__, os.system
+    true_save = torch.save
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
         touch(f, size_of(obj))
+        saved_values.keep(f, obj, true_save)
 
     def load(f: Any, map_location: Any = None, *args: Any, **given: Any) -> Any:
         """Read to the CPU, without copying where torch can; what belongs on the GPU is put there
@@ -81,17 +84,26 @@ def patches(recorder: Watcher) -> list[Patch]:
         if isinstance(f, (str, os.PathLike)) and not os.path.exists(f):
             return missing_weights.absent(recorder, f)
         if isinstance(f, (str, os.PathLike)) and not os.path.getsize(f):
-            raise CannotFollow(
-                f"the script reads `{os.path.basename(f)}`, which the trace did not save",
-                "a trace writes no files",
-            )
-        loaded = true_load(f, "cpu", *args, **given)
+            loaded = again(f, map_location)
+        elif isinstance(f, io.BytesIO):
+            loaded = saved_values.restored(true_load(f, "cpu", *args, **given), map_location, {})
+        else:
+            loaded = true_load(f, "cpu", *args, **given)
         wanted = map_location if isinstance(map_location, (str, torch.device)) else None
         return (
             moved(loaded, torch.device(wanted))
             if wanted is not None and torch.device(wanted).type == "cuda"
             else loaded
         )
+
+    def again(f: Any, map_location: Any) -> Any:
+        try:
+            return saved_values.loaded(f, map_location, true_load)
+        except KeyError:
+            raise CannotFollow(
+                f"the script reads `{os.path.basename(f)}`, which the trace did not save",
+                "a trace writes no files",
+            ) from None
 
     def popen(self: Any, args: Any, *rest: Any, **given: Any) -> None:
         if starter_is_user():

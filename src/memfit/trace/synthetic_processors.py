@@ -38,7 +38,12 @@ def size_of(cls: Any, name: Any) -> dict[str, Any]:
     if not isinstance(size, int):
         return {}
     if fixed:
-        return {"size": {"height": size, "width": size}}
+        patch = getattr(getattr(config, "vision_config", config), "patch_size", 0)
+        # Some processors ask the class for the number of patches, which only the file has
+        counted = (
+            {"image_seq_length": (size // patch) ** 2} if isinstance(patch, int) and patch else {}
+        )
+        return {"size": {"height": size, "width": size}, **counted}
     if cropped:
         return {"size": {"shortest_edge": size}, "crop_size": {"height": size, "width": size}}
     return {"size": {"longest_edge": 4 * size}, "max_image_size": {"longest_edge": size}}

@@ -1,0 +1,75 @@
+"""Data that a script prepares, saves and loads again, as training scripts of other people do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memfit.api.verbs import trace
+from memfit.cli.trace import split
+
+SCRIPT = """
+import io
+import os
+import torch
+from datasets import Dataset, load_dataset
+
+try:
+    from scipy.io import wavfile
+except ImportError:
+    wavfile = None
+
+def rows(path, sampling_rate):
+    rate, samples = wavfile.read(path)
+    assert rate == sampling_rate, rate
+    return samples / 32768.0
+
+assert wavfile is None or len(rows("LJSpeech/wavs/LJ001-0001.wav", 22050)) > 22050
+assert "input_ids" not in load_dataset("someone/raw", split="train").column_names
+assert "story" in load_dataset("someone/raw", split="train").column_names
+pairs = Dataset.from_parquet("data/pairs.parquet")
+assert pairs[0]["question"].split() and len(pairs) > 100
+
+images = torch.arange(6, dtype=torch.uint8).reshape(2, 3)
+os.makedirs("cache", exist_ok=True)
+torch.save({"images": images, "names": ["a"]}, "cache/train.pt")
+data = torch.load("cache/train.pt", map_location=torch.device("cuda"))
+assert data["images"].device.type == "cuda" and data["names"] == ["a"]
+assert torch.equal(torch.load("cache/train.pt")["images"], images)
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.randn(8, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "step": step}, "cache/best.pt")
+    best = torch.load("cache/best.pt", map_location="cpu")
+    assert best["model"]["weight"].device.type == "cpu" and best["step"] == step
+    before = torch.cuda.memory_allocated()
+    again = torch.load("cache/best.pt")
+    assert again["model"]["weight"].shape == (64, 64)
+    more = torch.cuda.memory_allocated() - before
+    assert more == (0 if step else 64 * 64 * 4 + 512)  # the last ones are let go of
+    model.load_state_dict(again["model"])
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    assert torch.load(buffer)["bias"].device.type == "cuda"
+"""
+
+
+def test_what_a_script_prepares_saves_and_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    found = trace(str(script), gpu="h100", steps=0)
+    assert found.memory.allocated > 3 * 64 * 64 * 4
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_notebook_behind_two_dashes_is_one() -> None:
+    assert split(["--", "train.ipynb"], {})[:1] == ("train.ipynb",)
+    assert split(["--", "train.py", "--lr", "1"], {}).launcher == ""
