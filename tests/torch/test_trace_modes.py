@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from tests.torch.small import CONFIGS  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
-from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402
+from memfit.tape import Alloc, Free, Mark, Tape, check  # noqa: E402
 from memfit.trace import autocast, cuda, trace_config  # noqa: E402
 from memfit.trace.peek import peak  # noqa: E402
 
@@ -205,6 +205,66 @@ def test_skipping_the_middle_of_an_answer_changes_nothing_but_ids(
     assert len(skipped) < len(whole) / 2
     assert 0 <= peak(skipped)[0] - peak(whole)[0] <= ids + 512
     assert last_token(skipped, new, ids) == last_token(whole, new, ids) != []
+
+
+PAIRS: dict[str, dict[str, Any]] = {
+    "t5": {
+        **{"d_model": 64, "d_kv": 16, "num_heads": 4, "num_layers": 2, "d_ff": 128},
+        "decoder_start_token_id": 0,
+    },
+    "bart": {
+        "d_model": 64,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 128),
+        "max_position_embeddings": 128,
+    },
+    "whisper": {
+        "d_model": 64,
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 128),
+        "max_source_positions": 100,
+        "pad_token_id": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("options", [{}, {"batch": 3, "precision": "fp32"}])
+def test_skipping_the_middle_of_an_answer_of_a_decoder_beside_an_encoder(
+    kind: str, options: dict[str, Any]
+) -> None:
+    new = 40
+    config = {"model_type": kind, "vocab_size": 600, **PAIRS[kind]}
+    job = Job(task="inference", seq=24, new_tokens=new, **{"batch": 2, **options})
+    job = job.replace(head="seq2seq-lm")
+    whole, skipped = (trace_config(config, job, decode_all=every) for every in (True, False))
+    check(skipped)
+    assert len(skipped) < len(whole) / 2
+    assert peak(skipped)[0] == pytest.approx(peak(whole)[0], rel=0.0005)
+    for tokens in (new, new + 1):  # one more: the encoder is a call, too
+        assert last_token(skipped, tokens, 512) == last_token(whole, tokens, 512) != []
+    assert cached(skipped) == cached(whole) > 0
+    steps = [
+        {one.step for one in tape if isinstance(one, Mark) and one.phase == "decode"}
+        for tape in (whole, skipped)
+    ]
+    assert steps[0] == {*range(1, new + 1)}
+    assert steps[1] == {1, 2, 3, 4, new - 1, new} or steps[1] == {1, 2, 3, new - 1, new}
+
+
+def cached(tape: Tape) -> int:
+    """Bytes of keys and values when they are most."""
+    alive, most, now = dict[int, int](), 0, 0
+    for event in tape:
+        if isinstance(event, Alloc) and event.part == "kv_cache":
+            alive[event.id] = event.size
+            now += event.size
+            most = max(most, now)
+        elif isinstance(event, Free):
+            now -= alive.pop(event.id, 0)
+    return most
 
 
 def last_token(tape: Tape, new: int, larger: int) -> list[tuple[str, str, int]]:

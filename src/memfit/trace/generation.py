@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -14,8 +15,14 @@ from memfit.trace import like
 
 FIRST = 3  # tokens that the model is run for, behind the prompt
 LAST = 2  # tokens at the end that it is run for, when the cache is largest
+PAIR = "EncoderDecoderCache"  # of which only the decoder's own part grows
 GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers of a cache with keys and values
 NEAR = 12  # frames between `generate`'s loop and the model that it calls
+
+
+def growing(cache: Any) -> Any:
+    """The part of a cache that grows with each token."""
+    return cache.self_attention_cache if type(cache).__name__ == PAIR else cache
 
 
 def layers_of(cache: Any) -> int:
@@ -52,41 +59,56 @@ def limit() -> int:
 class Generation:
     """The answer that is being generated, if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, joining: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.joining = joining  # around what joins the cache
         self.cache: Callable[[], Any] = lambda: None
         self.length = self.count = 0  # of the cache; of tokens that the model was run for
         self.result: Any = None
         self.kind: Any = None
+        self.shared: dict[str, int] = {}  # names in the result -> what the encoder gave
+
+    @property
+    def runs_next(self) -> bool:
+        """Whether the model is run for the next token."""
+        return self.count < FIRST or self.result is None or self.length + 1 + LAST >= limit()
 
     def step(self, call: Callable[[], Any], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the model was not run for this token, and its result."""
         cache: Any = kwargs.get("past_key_values")
-        ids = kwargs.get("input_ids")
+        ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
         one = isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[1] == 1
-        if not one or not kwargs.get("use_cache") or not layers_of(cache):
+        if not one or not kwargs.get("use_cache") or not layers_of(growing(cache)):
             return False, call()
+        encoded = [*like.tensors_in(kwargs.get("encoder_outputs") or ())]
         length = int(cache.get_seq_length())
         if self.cache() is not cache or length != self.length:
             self.cache, self.count, self.result = weakref.ref(cache), 0, None
         self.length = length + 1
         if self.count >= FIRST and self.result is not None and self.length + LAST < limit():
-            return True, self.grown(cache)
+            return True, self.grown(cache, encoded)
         found = call()
         self.count += 1
-        self.remember(found, cache)
+        self.remember(found, cache, encoded)
         return False, found
 
-    def remember(self, found: Any, cache: Any) -> None:
-        """The result without the cache, which ends with the answer."""
+    def remember(self, found: Any, cache: Any, encoded: list[torch.Tensor]) -> None:
+        """The result without the cache, which ends with the answer, and without what the encoder
+        gave, which is the caller's."""
         rest = dict(found) if isinstance(found, dict) else {}
+        places = {id(one): place for place, one in enumerate(encoded)}
+        self.shared = {name: places[id(one)] for name, one in rest.items() if id(one) in places}
+        rest = {name: one for name, one in rest.items() if name not in self.shared}
         if rest.pop("past_key_values", None) is cache and all(map(like.plain, like.parts(rest))):
             self.result, self.kind = like.template(rest), type(found)
 
-    def grown(self, cache: Any) -> Any:
-        for index in range(layers_of(cache)):
-            new = [one.new_empty((*one.shape[:-2], 1, one.shape[-1])) for one in pair(cache, index)]
-            cache.update(*new, index)
-        return self.kind(**like.made(self.result), past_key_values=cache)
+    def grown(self, cache: Any, encoded: list[torch.Tensor]) -> Any:
+        own = growing(cache)
+        for index in range(layers_of(own)):
+            new = [one.new_empty((*one.shape[:-2], 1, one.shape[-1])) for one in pair(own, index)]
+            with self.joining():
+                own.update(*new, index)
+        shared = {name: encoded[place] for name, place in self.shared.items()}
+        return self.kind(**like.made(self.result), **shared, past_key_values=cache)
 
 
 __all__ = ["Generation"]

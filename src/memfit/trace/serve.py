@@ -3,23 +3,21 @@ long as it will get."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.trace import classes, extra_inputs, inputs, older, pictures, sparse_caches
+from memfit.trace.generation import FIRST, LAST, Generation
 from memfit.trace.recorder import Recorder
 
 # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
 RESIDUAL = 128
-FIRST, LAST = (
-    3,
-    2,
-    # tokens generated one by one at the start, and at full length; between them a growing cache
-    # repeats itself
-)
 
 
 def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
@@ -41,9 +39,12 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         )
     settings = settings_of(model, job)
     whole = older.whole(model, job) or bool(extra_inputs.in_step(model))
-    skip = (
-        job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not whole
-    )
+    long = job.new_tokens > FIRST + LAST and not options.decode_all and not whole
+    if long and plan.target and job.beams == 1:
+        with first_and_last_tokens(recorder, model):
+            model.generate(**prompt, max_new_tokens=job.new_tokens, **settings)
+        return
+    skip = long and not plan.target
     # The cache, or the beams' ids (since transformers 4.50), are made as long as they get: the
     # first answer must say so.
     static = job.cache == "static" or (job.beams > 1 and hasattr(model, "_flatten_beam_dim"))
@@ -84,6 +85,37 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
             cache = None
         model.generate(**longer, max_new_tokens=count, **settings, **given)
         del longer, given
+
+
+@contextmanager
+def first_and_last_tokens(recorder: Recorder, model: Any) -> Iterator[None]:
+    """The model is run for the first tokens of an answer and for the last ones; what the others
+    leave in the cache is added one by one, as the encoder's states cannot be given anew."""
+
+    @contextmanager
+    def joining() -> Iterator[None]:
+        before, recorder.origin = recorder.origin, lambda: "kv_cache"
+        yield
+        recorder.origin = before
+
+    generation, original = Generation(joining), model.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.serving:
+            recorder.mark("prepare")
+            for block in recorder.blocks.values():  # of the caller, not of this phase
+                block.part = block.part or "inputs"
+        skipped, result = generation.step(lambda: original(*args, **kwargs), kwargs)
+        recorder.calls += skipped
+        recorder.serving = generation.runs_next
+        return result
+
+    model.forward = forward
+    try:
+        yield
+    finally:
+        model.forward, recorder.serving = original, True
 
 
 def lengthened(
