@@ -14,7 +14,7 @@ from memfit.errors import InputError
 from memfit.model import catalog
 from memfit.serving.llamacpp.loading import from_config
 from memfit.serving.llamacpp.ollama import default_context
-from memfit.serving.llamacpp.tags import LIBRARY, resolve
+from memfit.serving.llamacpp.tags import LIBRARY, resolve, tag_of
 from memfit.truth.served import ROWS, judge, lines, rows_of, summed
 
 
@@ -129,6 +129,40 @@ def test_a_context_is_never_longer_than_the_model_was_trained_for(
     assert answer["figures"]["context"] == context
     assert f"OLLAMA_CONTEXT_LENGTH={context}" in answer["command"]
     assert ("Ollama reduces 49,152 tokens" in text) == ("49152" in words)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "tag"),
+    [
+        ("Qwen/Qwen3-8B", (), "qwen3:8b"),
+        ("gpt-oss-20b", (), "gpt-oss:20b"),
+        ("google/gemma-3-270m-it", (), "gemma3:270m"),
+        ("mistral-small-24b-instruct-2501", (), "mistral-small:24b"),
+        ("meta-llama/Llama-3.1-8B", (), ""),  # the library has the tuned model
+        ("Qwen/Qwen3-8B", ("--quant", "Q5_K_M"), ""),  # its 8b has other types
+    ],
+)
+def test_a_model_of_the_library_is_named_by_its_tag(
+    model: str, more: tuple[str, ...], tag: str
+) -> None:
+    """The settings are the server's, so it gets them; a tag is named where it has these files."""
+    asked = ("--engine", "ollama", "--gpu", "rtx-4090", "--json")
+    code, text = run(model, *asked, *more)
+    assert code == 0
+    answer = json.loads(text)
+    served, *rest = answer["command"].splitlines()
+    assert served.startswith("OLLAMA_CONTEXT_LENGTH=32768 ") and served.endswith(" ollama serve")
+    assert rest == ([f"ollama run {tag}"] if tag else [])
+    if tag:
+        same = json.loads(run(tag, *asked)[1])
+        assert same["pools"] == answer["pools"]
+
+
+def test_every_tag_is_found_from_its_repository() -> None:
+    for name in catalog.names():
+        tag = tag_of(name)
+        assert not tag or (resolve(tag) or ("",))[0] == name
+    assert tag_of("nobody/nothing") == ""
 
 
 def test_models_that_stay_loaded_leave_the_rest() -> None:

@@ -82,8 +82,8 @@ def subject(answer: ServingAnswer) -> Iterator[str]:
     if answer.origin:
         yield f"{'from':<{MARGIN}}{answer.origin}"
     yield f"{'engine':<{MARGIN}}{answer.title} {answer.version}".rstrip()
-    if answer.command:
-        yield f"{'command':<{MARGIN}}{answer.command}"
+    for place, line in enumerate(answer.command.splitlines()):
+        yield f"{'' if place else 'command':<{MARGIN}}{line}"
 
 
 def pools(answer: ServingAnswer) -> Iterator[str]:

@@ -22,7 +22,7 @@ from memfit.serving.llamacpp.memory import buffers
 from memfit.serving.llamacpp.named import subject as named_subject
 from memfit.serving.llamacpp.options import CACHE_TYPES
 from memfit.serving.llamacpp.setup import Run, loaded, set_up
-from memfit.serving.llamacpp.tags import resolve
+from memfit.serving.llamacpp.tags import resolve, tag_of
 from memfit.serving.llamacpp.versions import LLAMA_SERVER, ollama_build, ollama_version
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.units import GIB, MIB
@@ -150,8 +150,10 @@ class Ollama:
         return rows.row_subject(name, options)
 
     def subject(self, name: str, offline: bool = False) -> Subject | None:
-        """A tag of the library, or what llama.cpp reads."""
+        """A tag of the library, a model of the catalog that has one, or what llama.cpp reads."""
         found = resolve(name)
+        if found is None and (tag := tag_of(catalog.find(name) or "")):
+            name, found = tag, resolve(tag)
         if found is None:
             hub = re.sub(r"^(hf\.co|huggingface\.co)/", "", name)
             return named_subject(hub, offline)
@@ -261,13 +263,17 @@ def on_one_gpu(run: Run) -> Run:
 
 
 def command(name: str, context: int, options: Mapping[str, Any]) -> str:
-    """What a user types; Ollama takes its settings from variables."""
+    """What a user types: the server takes its settings from variables. A model that the library
+    does not have, or not in these types, has no name there."""
     words = [f"OLLAMA_CONTEXT_LENGTH={context}"]
     if options["parallel"] > 1:
         words.append(f"OLLAMA_NUM_PARALLEL={options['parallel']}")
     if options["cache_k"] != "f16":
         words.append(f"OLLAMA_KV_CACHE_TYPE={options['cache_k']}")
-    return " ".join([*words, "ollama run", name])
+    lines = [" ".join([*words, "ollama serve"])]
+    if resolve(name) is not None and not options.get("quant"):
+        lines.append(f"ollama run {name}")
+    return "\n".join(lines)
 
 
 def reduced(wanted: int, context: int) -> Problem:

@@ -174,6 +174,22 @@ def resolve(spec: str) -> tuple[str, str] | None:
     return repo, f"{stored} {entry.kept}".strip() if stored == entry.quant else stored
 
 
+def tag_of(repo: str) -> str:
+    """The library's tag whose files are made of this repository; empty where there is none."""
+    for name, entry in LIBRARY.items():
+        named = {size: special.partition(":")[0] for size, special in (entry.sizes or {}).items()}
+        before, sized, after = entry.repo.partition("{}")
+        found = re.fullmatch(rf"{re.escape(before)}([\d.x]+){re.escape(after)}", repo)
+        size = next((one for one, other in named.items() if other == repo), "")
+        if not size and sized:
+            size = f"{found[1]}b" if found else ""
+        elif not size and entry.repo == repo:
+            size = entry.latest
+        if size and (resolve(f"{name}:{size}") or ("",))[0] == repo:
+            return f"{name}:{size}"
+    return ""
+
+
 def unknown_size(spec: str, entry: Entry) -> InputError:
     sizes = ", ".join((entry.latest, *(entry.sizes or {})))
     return InputError.one(
