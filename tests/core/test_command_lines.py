@@ -50,6 +50,13 @@ def test_an_engine_may_be_named_before_its_own_command() -> None:
         pasted(["estimate", "--engine", "vlmm", "--", *line])
 
 
+def test_an_offline_question_may_hold_an_engine_s_own_command() -> None:
+    line = ["llama-server", "-m", "Qwen3-8B-Q4_K_M.gguf", "--offline"]  # here it is the engine's
+    assert pasted(["--offline", *line]) == (
+        ["estimate", "--offline", "--engine", "llamacpp", "--", *line]
+    )
+
+
 def test_options_of_a_pasted_command_count() -> None:
     line = "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --gpu h100"
     own, command = ["--gpu", "h100"], line.split()[:-2]

@@ -17,6 +17,7 @@ CONTAINERS = ("docker", "podman")
 OWN = ("--gpu", "--gpus", "--memory", "--engine-version")  # memfit's options among an engine's
 ENGINE = "--engine"  # may stand before such a command line
 SWITCHES = ("--json", "--explain")
+AHEAD = ("--offline",)  # memfit's before such a command line; within it, llama.cpp's own
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 
 
@@ -67,7 +68,7 @@ def taken_apart(words: Sequence[str]) -> Pasted | None:
         rest.pop(0)
     rest = rest[1:] if rest[:1] == ["--"] else rest
     while rest and rest[0].startswith("--"):
-        taken = option(rest, (*OWN, ENGINE))
+        taken = rest[:1] if rest[0] in AHEAD else option(rest, (*OWN, ENGINE))
         if not taken:
             return None
         own += taken
