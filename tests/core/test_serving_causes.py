@@ -172,7 +172,7 @@ def test_figures_of_logs(log: str, figure: str, error: float) -> None:
     ],
 )
 def test_weights_of_checkpoints_that_say_it_elsewhere(model: str, low: int, high: int) -> None:
-    answer = serve(model, engine="vllm", gpu="8xh200", offline=True)
+    answer = serve(model, engine="vllm", gpu="8xh200", offline=True, tensor_parallel_size=1)
     assert low < answer.figures["weights_gib"] < high
 
 

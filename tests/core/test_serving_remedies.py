@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from memfit import serve
 from memfit.cli import main
 
 ASKED = (
@@ -22,7 +23,7 @@ ASKED = (
 
 def works(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]]:
     """The exit code, and the alternatives that the answer offers."""
-    code = main(["estimate", *words, "--offline"])
+    code = main(["estimate", *words] + ([] if "--" in words else ["--offline"]))
     text = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
     _, _, offered = text.partition("works: ")
     return code, [one for one in offered.split(" or ") if one]
@@ -42,11 +43,46 @@ def test_every_offer_starts(
 
 
 def test_gpus_that_stand_idle_are_used_before_others(capsys: pytest.CaptureFixture[str]) -> None:
-    _, offers = works(
-        capsys, "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "2xh100-sxm", "--engine", "vllm"
-    )
+    command = ("--", "vllm", "serve", "meta-llama/Llama-3.3-70B-Instruct")
+    _, offers = works(capsys, "--offline", "--gpu", "2xh100-sxm", *command)
     assert len(offers) == 1
     assert re.fullmatch(r"--tensor-parallel-size 2 --max-model-len \d+", offers[0])
+
+
+@pytest.mark.parametrize(
+    ("engine", "shared", "given"),
+    [
+        ("vllm", "tensor_parallel_size", "pipeline_parallel_size"),
+        ("sglang", "tp_size", "dp_size"),
+        ("tensorrt-llm", "tp_size", "pp_size"),
+        ("tgi", "num_shard", ""),
+        ("lmdeploy", "tp", ""),
+    ],
+)
+def test_all_gpus_of_a_question_share_the_layers_where_nothing_else_is_said(
+    engine: str, shared: str, given: str
+) -> None:
+    model = "Qwen/Qwen3-8B"
+    alone, told, assumed = (
+        serve(model, engine=engine, offline=True, gpu=gpu, **more)
+        for gpu, more in (
+            ("rtx-4090", {}),
+            ("4xrtx-4090", {shared: 4}),
+            ("4xrtx-4090", {}),
+        )
+    )
+    assert assumed.figures == told.figures != alone.figures
+    assert any("4, so all 4 GPUs share" in one.message for one in assumed.problems)
+    assert not any("assumed" in one.message for one in (*told.problems, *alone.problems))
+    if given:
+        own = serve(model, engine=engine, offline=True, gpu="4xrtx-4090", **{given: 2})
+        assert not any("assumed" in one.message for one in own.problems)
+
+
+def test_as_many_gpus_as_the_heads_allow() -> None:
+    answer = serve("Qwen/Qwen3-8B", engine="vllm", offline=True, gpu="3xrtx-4090")
+    assert answer.gpus == 2
+    assert any("2 of 3 GPUs" in one.message for one in answer.problems)
 
 
 def test_older_versions_are_not_offered_weights_that_they_make_too_late(

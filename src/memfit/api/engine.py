@@ -44,7 +44,7 @@ def serve(
         given["gpu"] = given.pop("gpus")
     common = {name: given.pop(name) for name in (*COMMON, "offline") if name in given}
     values = read_values(known.options, given, problems, known.title)
-    return answered(known, question(known, model, common, values, problems), problems)
+    return answered(known, question(known, model, common, values, problems), problems, spread=True)
 
 
 def of_an_engine(name: str) -> Problem | None:
@@ -74,7 +74,8 @@ def from_command(
     known = find_engine(engine)
     problems: list[Problem] = []
     model, values = read_words(known, words, command, problems)
-    return answered(known, question(known, model, common, values, problems), problems)
+    asked = question(known, model, common, values, problems)
+    return answered(known, asked, problems, spread=not command)
 
 
 def read_words(
@@ -105,15 +106,19 @@ def read_words(
 
 
 def answered(
-    engine: ServingEngine, asked: Question | None, problems: list[Problem]
+    engine: ServingEngine, asked: Question | None, problems: list[Problem], *, spread: bool = False
 ) -> ServingAnswer:
     """The engine's answer, with a setting that works where it does not start; its own problems join
-    those found before."""
+    those found before. `spread`: on all GPUs, where no option says how they share the work."""
+    from memfit.serving.all_gpus import on_all_gpus
     from memfit.serving.remedies import with_remedy
 
     try:
         if asked is not None:
-            answer = with_remedy(engine, asked, engine.answer(asked))
+            if spread:
+                answer = with_remedy(engine, *on_all_gpus(engine, asked))
+            else:
+                answer = with_remedy(engine, asked, engine.answer(asked))
             if not problems:
                 return answer
     except InputError as bad:

@@ -19,7 +19,8 @@ class Option:
     """One option of an engine, under the engine's own names. `kind` is text, words (several of
     them), int, float, flag, size (a number such as `8k`) or json; `default` is what the help page
     shows. `means` is what several engines have under names of their own: `context` of a request,
-    `users` with a context each, `slots` that share one, `tensor` ranks."""
+    `users` with a context each, `slots` that share one; GPUs that share each layer (`tensor`), that
+    have layers each (`stages`) or a model each (`copies`)."""
 
     name: str
     flags: tuple[str, ...]

@@ -89,7 +89,7 @@ ENGINE = Paged(
     newest="1.2.0",
     options=(
         option("tp_size", "int", "GPUs that share each layer", low=1, means="tensor"),
-        option("pp_size", "int", "GPUs that share the layers", low=1),
+        option("pp_size", "int", "GPUs that share the layers", low=1, means="stages"),
         option(
             "max_batch_size", "int", "most requests at once", default="2048", low=1, means="users"
         ),

@@ -51,14 +51,21 @@ OPTIONS = (
         low=1,
         means="tensor",
     ),
-    option("dp_size", "int", "copies of the model", "--dp", "--data-parallel-size", low=1),
+    option(
+        "dp_size",
+        "int",
+        "copies of the model",
+        *("--dp", "--data-parallel-size"),
+        low=1,
+        means="copies",
+    ),
     option(
         "pp_size",
         "int",
         "GPUs that share the layers",
-        "--pp",
-        "--pipeline-parallel-size",
+        *("--pp", "--pipeline-parallel-size"),
         low=1,
+        means="stages",
     ),
     option(
         "ep_size", "int", "GPUs that share the experts", "--ep", "--expert-parallel-size", low=1
