@@ -151,7 +151,8 @@ def test_a_model_of_the_library_is_named_by_its_tag(
     assert code == 0
     answer = json.loads(text)
     served, *rest = answer["command"].splitlines()
-    assert served.startswith("OLLAMA_CONTEXT_LENGTH=32768 ") and served.endswith(" ollama serve")
+    assert served.startswith("OLLAMA_CONTEXT_LENGTH=32768 ")
+    assert served.endswith(" ollama serve")
     assert rest == ([f"ollama run {tag}"] if tag else [])
     if tag:
         same = json.loads(run(tag, *asked)[1])

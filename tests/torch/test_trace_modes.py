@@ -209,7 +209,11 @@ def test_skipping_the_middle_of_an_answer_changes_nothing_but_ids(
 
 PAIRS: dict[str, dict[str, Any]] = {
     "t5": {
-        **{"d_model": 64, "d_kv": 16, "num_heads": 4, "num_layers": 2, "d_ff": 128},
+        "d_model": 64,
+        "d_kv": 16,
+        "num_heads": 4,
+        "num_layers": 2,
+        "d_ff": 128,
         "decoder_start_token_id": 0,
     },
     "bart": {
