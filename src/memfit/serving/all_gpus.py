@@ -12,9 +12,9 @@ LAYOUTS = ("tensor", "stages", "copies")  # of `Option.means`
 
 
 def on_all_gpus(engine: ServingEngine, question: Question) -> tuple[Question, ServingAnswer]:
-    """The question as it is answered, and the engine's answer. An engine uses one GPU unless it is told otherwise, but nobody names GPUs that
-    are to stand idle; so layers are shared among as many of them as the model allows, and the
-    answer says so."""
+    """The question as it is answered, and the engine's answer. An engine uses one GPU unless it is
+    told otherwise, but nobody names GPUs that are to stand idle; so layers are shared among as many
+    of them as the model allows, and the answer says so."""
     asked = {one.means for one in engine.options if one.name in question.options}
     option = next((one for one in engine.options if one.means == "tensor"), None)
     if option is None or not engine.shared_flag or asked.intersection(LAYOUTS):
