@@ -14,10 +14,10 @@ FACTORS = tuple(
     Fraction(one)
     for one in (
         *(1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 4096),
-        *("1/2", "1/4", "1/8", "1/3", "3/2", -1),
+        *("1/2", "1/4", "1/8", "1/32", "1/64", "1/3", "1/6", "3/2", -1),
     )
 )
-SCALE = 24  # makes every factor a whole number
+SCALE = 192  # makes every factor a whole number
 LARGEST = 4  # names in one product
 CONSTANTS = (*range(-8, 9), 64, -64, 128, -128)
 Sizes = tuple[int, ...]

@@ -24,6 +24,7 @@ from memfit.model.families._chains import (
     CAUSAL,
     DECODING,
     ENCODED,
+    HANDED,
     HELD,
     ChainRow,
     key_of,
@@ -225,6 +226,7 @@ def graphs_of(
         prefix = place if place in kinds else ""
         roles = {title: role_of(title, follow.get(place, ""), kinds) for title in piece.given}
         roles |= {title: ENCODED for title in piece.given if title == through}
+        roles |= {title: chain.handed[title] for title in piece.given if title in chain.handed}
         leaving = leaving_of(chain, place, follow, kinds)
         own = frozenset(roles[one] for one in piece.given if one in trained) | {"x"}
         shape = shape_of(piece, prefix), sorted(roles.values()), sorted(leaving.values()), own
@@ -288,7 +290,13 @@ def leaving_of(
             found["x"] = number
             if len(readers[title]) == 1 or title == passed_on(chain, follow):
                 continue
-        found[role_of(title, "", kinds)] = number
+        if title not in chain.handed:
+            found[role_of(title, "", kinds)] = number
+    found |= {
+        name: int(title.rpartition(":")[2])
+        for title, name in chain.handed.items()
+        if title.rpartition(":")[0] == place
+    }
     late = {int(one.rpartition(":")[2]) for one in chain.late if one.rpartition(":")[0] == place}
     if place in kinds:
         found |= {f"{LATE}{number}": number for number in sorted(late)}
@@ -305,7 +313,7 @@ def leaving_of(
             found[role_of(f"{place}:{number}", "", kinds)] = number
     repeated = list(kinds.values()).count(kinds.get(place, place)) > 1
     if repeated and any(
-        name != "x" and not name.startswith((CACHED, HELD, LATE)) for name in found
+        name != "x" and not name.startswith((CACHED, HANDED, HELD, LATE)) for name in found
     ):
         raise Refused(f"`{place}`, one of several layers alike, makes values that others read")
     return found

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from memfit.model.families._chains import HANDED
 from memfit.trace.capture import Call, Run
 from memfit.trace.paths import TURNS, beside, layer_of
 from memfit.trace.segments import FINAL, START, Builder, Piece, Refused, key
@@ -27,6 +28,7 @@ class Chain:
     overwritten: Mapping[int, int] = field(default_factory=dict)  # the operation of the next layer
     held: frozenset[str] = frozenset()  # what layers make and the end alone lets go
     leaders: Mapping[str, str] = field(default_factory=dict)  # of a list beside others, the first
+    handed: Mapping[str, str] = field(default_factory=dict)  # names of what goes on beside `x`
 
     @property
     def layers(self) -> list[str]:
@@ -36,7 +38,7 @@ class Chain:
 def chain_of(run: Run) -> Chain:
     """The pieces; where a loop keeps every layer's result until it is over, that is said once, and
     not for each of them."""
-    found = cut(run, frozenset())
+    found = with_handed(cut(run, frozenset()))
     results = {f"{place}:{number}" for place, number in found.results.values()}
     follow = set(carried(found).values()) - results
     unread = {
@@ -49,7 +51,30 @@ def chain_of(run: Run) -> Chain:
     held = left_to_the_end(found, unread - kept - results)
     if not kept | held:
         return found
-    return replace(cut(run, frozenset(kept | held)), history=bool(kept), held=frozenset(held))
+    again = with_handed(cut(run, frozenset(kept | held)))
+    return replace(again, history=bool(kept), held=frozenset(held))
+
+
+def with_handed(chain: Chain) -> Chain:
+    """With the names of what each layer hands to the next one beside its `x` (LiLT's states of the
+    layout), by where it lies there. The last layer makes it, too, though nobody reads it."""
+    layers = chain.layers
+    rivals = {name: sorted(own) for name, own in candidates(chain).items() if name in layers}
+    if MIDDLE in chain.pieces or len(layers) < 3 or len(rivals.get(layers[1], ())) < 2:
+        return chain
+    follow = carried(chain)
+    second = chain.pieces[layers[1]].given
+    own = [title for title in rivals[layers[1]] if title != follow[layers[1]]]
+    places = {second[title]: f"{HANDED}{number}" for number, title in enumerate(own)}
+    numbers = {int(title.rpartition(":")[2]): places[second[title]] for title in own}
+    found = {f"{layer}:{number}": name for layer in layers for number, name in numbers.items()}
+    first = chain.pieces[layers[0]].given
+    found |= {title: places[one] for title, one in first.items() if one in places}
+    last = chain.pieces[layers[-1]]
+    for number in numbers:
+        if last.values[number].until == len(last.calls):
+            last.values[number].until = None
+    return replace(chain, handed=found)
 
 
 def left_to_the_end(chain: Chain, unread: Collection[str]) -> set[str]:
@@ -238,14 +263,43 @@ def list_of(layer: str) -> str:
 
 def carried(chain: Chain) -> dict[str, str]:
     """For each piece but the first, the title of the value that goes on as its `x`: of those that
-    the piece before made for nobody else."""
+    the piece before made for nobody else, what becomes the last layer's `x` in its turn."""
+    found: dict[str, str] = {}
+    after = ""
+    for name, own in reversed(candidates(chain).items()):
+        if len(own) > 1:
+            own = alike_in(chain, name, own, after, found)
+        if len(own) != 1:
+            before = [*chain.pieces][[*chain.pieces].index(name) - 1]
+            raise Refused(f"`{name}` takes {len(own)} values that `{before}` made for it alone")
+        found[name], after = own[0], name
+    return dict(reversed(found.items()))
+
+
+def alike_in(
+    chain: Chain, name: str, own: list[str], after: str, follow: Mapping[str, str]
+) -> list[str]:
+    """Of several values, that with the number of what the layer makes as `x` itself; of those that
+    come before the layers, that which lies where the next layer has its `x`."""
+    if after not in follow or MIDDLE in chain.pieces:
+        return own
+    number = follow[after].rpartition(":")[2]
+    found = [one for one in own if one.rpartition(":")[0] not in ENDS]
+    if found:
+        return [one for one in found if one.rpartition(":")[2] == number]
+    place = chain.pieces[after].given[follow[after]]
+    return [one for one in own if chain.pieces[name].given[one] == place]
+
+
+def candidates(chain: Chain) -> dict[str, list[str]]:
+    """For each piece but the first, what the piece before made for it alone."""
     names = list(chain.pieces)
     readers: dict[str, list[str]] = {}
     for name, piece in chain.pieces.items():
         for title in piece.given:
             if title not in piece.unread:
                 readers.setdefault(title, []).append(name)
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for before, name in pairwise(names):
         own = [
             title
@@ -254,9 +308,7 @@ def carried(chain: Chain) -> dict[str, str]:
         ]
         if name == MIDDLE and not own:  # the decoder's layers read it, and nothing before them
             own = [title for title in readers if title.rpartition(":")[0] == before]
-        if len(own) != 1:
-            raise Refused(f"`{name}` takes {len(own)} values that `{before}` made for it alone")
-        found[name] = own[0]
+        found[name] = own
     return found
 
 

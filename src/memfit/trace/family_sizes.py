@@ -3,8 +3,10 @@ the model can be built with them."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.errors import InputError
@@ -33,6 +35,7 @@ TABLES = (544, 608, 736, 672), (1040, 912, 1168, 976)
 PLACES = (164, 178, 194, 186), (168, 182, 170, 202)
 SMALL = (4, 8, 2, 6), (3, 5, 9, 7), (5, 2, 7, 10), (7, 3, 4, 9)
 DIVIDING = (6, 10, 12, 8), (2, 5, 4, 3), (3, 5, 4, 6)
+TIMES = (1, 3, 2, 1)  # of the least width, where that is more than those drawn
 
 Propose: TypeAlias = (
     "Callable[[Subject, Sequence[str], Sequence[tuple[str, str]], int], dict[str, tuple[int, ...]]]"
@@ -57,10 +60,11 @@ def all_columns(
     equal: Mapping[str, str],
     propose: Propose,
 ) -> Iterator[dict[str, tuple[int, ...]]]:
-    """All of the proposed ones that run; raises InputError where none does."""
+    """All of the proposed ones that run, first those with the fewest sizes that are multiples of
+    others in every model; raises InputError where none does."""
     why, some = "", False
-    for turn in range(TRIES):
-        found = propose(subject, dims, ratios, turn)
+    tries = [propose(subject, dims, ratios, turn) for turn in range(TRIES)]
+    for found in sorted(tries, key=lambda one: multiples(one, ratios)):
         found |= {key: found[name] for key, name in equal.items()}
         why = trouble(subject, dims, ratios, found)
         if not why:
@@ -68,6 +72,18 @@ def all_columns(
             yield found
     if not some:
         raise InputError.one(f"no row for `{subject.kind}`: {why}", where="family")
+
+
+def multiples(found: Mapping[str, tuple[int, ...]], ratios: Sequence[tuple[str, str]]) -> int:
+    """How many pairs of sizes have one quotient in all models that are captured."""
+    columns = [*found.values()]
+    for large, small in ratios:
+        pairs = zip(found[large], found[small], strict=True)
+        columns.append(tuple(one // other for one, other in pairs))
+    return sum(
+        len({Fraction(a, b) for a, b in zip(one[:3], other[:3], strict=True)}) == 1
+        for one, other in itertools.combinations(columns, 2)
+    )
 
 
 def drawing(turn: int) -> Callable[[Pool], tuple[int, ...]]:
@@ -91,9 +107,12 @@ def proposed(
         smalls = [found[small] for one, small in ratios if one == large]
         often = 1 if turn < TRIES // 3 else 12  # other numbers may divide it, too
         steps = [8 * often * math.lcm(*some) for some in zip(*smalls, strict=True)]
+        least = TIMES if turn >= 2 * TRIES // 3 else (1,) * COUNT
         found[large] = tuple(
-            step * max(1, want // step)
-            for step, want in zip(steps, scaled(subject, large, dims, drawn(WIDTHS)), strict=True)
+            step * max(times, want // step)
+            for step, want, times in zip(
+                steps, scaled(subject, large, dims, drawn(WIDTHS)), least, strict=True
+            )
         )
     for key in dims:
         if key not in found:

@@ -40,6 +40,8 @@ def trouble(model: Any, length: int) -> str:
     paired = getattr(model.config, "is_encoder_decoder", False)
     sound = inputs.hearing(model)
     given = {"input_ids": ids}
+    if corners := getattr(model.config, "dim_bbox", None):
+        given["bbox"] = torch.zeros(1, length, corners)
     if sound is not None:
         given = {inputs.heard_as(model): torch.zeros(1, *sound)}
     try:

@@ -111,7 +111,8 @@ class Builder:
         self.now = name
         piece = self.piece(name)
         reads = tuple(self.read(one, piece) for one in call.inputs)
-        makes = tuple(self.make(one, piece) for one in call.outputs)
+        writes = call.name.partition(".")[0].endswith("_")
+        makes = tuple(self.make(one, piece, writes=writes) for one in call.outputs)
         if call.name == "aten::copy_" and isinstance(reads[0], int):
             base = self.written_base(reads[0], piece)
             if base is not None:
@@ -184,8 +185,11 @@ class Builder:
         views = (number for number in own if maker.root(number) == root[1])
         return root[0], next(views, root[1])
 
-    def make(self, ref: Ref, piece: Piece) -> int:
+    def make(self, ref: Ref, piece: Piece, *, writes: bool = True) -> int:
+        """A result. Of a chain, a view that shows all of what another piece made as it is does not
+        stand for it: others read it from there (BROS)."""
         of: int | None = None
+        known = self.latest.get(key(ref))
         if ref.block in self.root:
             place = self.latest.get(key(ref)) or self.root[ref.block]
             root = self.root[ref.block]
@@ -194,7 +198,8 @@ class Builder:
             del place
         made = Made(id=len(piece.values), ref=ref, of=of)
         piece.values.append(made)
-        self.latest[key(ref)] = (piece.name, made.id)
+        if writes or not self.ends or known is None or known[0] == piece.name or of is None:
+            self.latest[key(ref)] = (piece.name, made.id)
         if of is None:
             self.root[ref.block] = (piece.name, made.id)
         return made.id

@@ -13,7 +13,7 @@ from memfit.lower.captured.run import Evaluation, evaluation
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
 from memfit.model.families._captured import LATE
-from memfit.model.families._chains import CACHED, ENCODED, HELD
+from memfit.model.families._chains import CACHED, ENCODED, HANDED, HELD
 from memfit.model.modules import Captured, Layer, Linear, Model
 from memfit.program import Program
 
@@ -98,8 +98,8 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     return passed(piece.graph, x, piece.by_name, bound, ctx)
 
 
-def without_history(ctx: Context) -> dict[str, Tensor]:
-    kept = HISTORY, LATE
+def without_history(ctx: Context, *more: str) -> dict[str, Tensor]:
+    kept = HISTORY, LATE, *more
     return {name: one for name, one in ctx.shared.items() if not name.startswith(kept)}
 
 
@@ -148,7 +148,7 @@ def run_piece(
 def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
     """From the last layer to the loss, or to the first result where there are no labels. The model
     returns its results to a caller that lets go of them."""
-    ctx.shared = without_history(ctx)
+    ctx.shared = without_history(ctx, HANDED)
     ctx.results.clear()
     run = of_piece("final", ctx)
     labelled = ctx.job.training

@@ -30,6 +30,7 @@ from memfit.model.modules import BESIDE, Captured, Layer, Linear, Loose, Model, 
 
 CACHED = "cached_"  # begins the names of keys and values in a layer's graph
 HELD = "held_"  # begins the names of what a layer makes and the encoder has until it returns
+HANDED = "handed_"  # begins the names of what layers hand on beside their `x`
 ENCODED = "encoded"  # the encoder's result, where nothing stands between it and the decoder
 LAYERS = "layers"  # the dimension that counts them
 CAUSAL = "causal-lm"
@@ -125,7 +126,7 @@ class ChainGraphs:
         """Whether layers share weights, or leave something to the end or to the midst of the next
         one, so that none stands for others."""
         left = any(
-            any(name.startswith(HELD) for name in one.outputs)
+            any(name.startswith((HELD, HANDED)) for name in one.outputs)
             or any(name.startswith(LATE) for name in one.inputs)
             for one in self.graphs.values()
         )
