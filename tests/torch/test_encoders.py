@@ -191,6 +191,32 @@ def test_what_a_class_keeps_without_training_goes_to_the_trace() -> None:
             estimate(build(config), Job(**asked, **more))
 
 
+@pytest.mark.parametrize("name", ["modernvbert", "ultravbert"])
+def test_the_text_beside_a_tower_may_have_other_sizes(name: str) -> None:
+    config = unseen(CHAINS[name], "masked-lm")
+    text = config["text_config"]
+    grown = {key: text[key] * 2 for key in ("hidden_size", "num_attention_heads")}
+    config["text_config"] = {**text, **grown, "vocab_size": 680, "num_hidden_layers": 8}
+    tower = {"precision": "autocast-bf16", "checkpointing": "full"}
+    for case in (tower, {"precision": "fp32"}, {"method": "lora", "precision": "bf16"}):
+        job = Job(head="masked-lm", batch=4, seq=111, packing=False, **case)
+        assert abs(compared(config, job)) <= WORST / 10, case
+    for other in ({"model_type": "bert"}, {"mlp_bias": True}):
+        with pytest.raises(InputError, match=f"no captured graph of `.*{name[-8:-5]}"):
+            build({**config, "text_config": {**config["text_config"], **other}})
+
+
+def test_a_function_with_a_backward_of_its_own_is_one_operation() -> None:
+    """YOSO's makes the gradients of queries, keys and values, whichever are trained, in the dtype
+    of what packed layers return (modeling_yoso.py YosoCumulation)."""
+    config = unseen(CHAINS["yoso"], "classification")
+    names = [op.name for op in build(config).graphs.of("layer", 3, False).ops]
+    assert names.count("function.YosoCumulation") == 1
+    few = {"targets": "query", "seq": 100, "head": "classification"}
+    for case in ({"method": "lora"}, {"method": "qlora", "quant_skip": "classifier"}):
+        assert abs(compared(config, Job(batch=3, **few, **case))) <= WORST / 5, case
+
+
 @pytest.mark.parametrize("name", ["esm", "mobilebert"])
 def test_masked_words_of_made_families_have_the_peak_of_the_trace(name: str) -> None:
     config = unseen(CHAINS[name], "masked-lm")

@@ -330,13 +330,20 @@ def test_what_is_set_is_no_default_of_the_class() -> None:
     assert subject.plain["attention_type"] == "block_sparse"
 
 
-def test_a_head_that_runs_other_code_on_longer_sequences_is_left_out(bert: Subject) -> None:
-    """Block-sparse attention is full on a short sequence."""
+def test_code_that_ends_with_a_length_is_said(bert: Subject) -> None:
+    """Block-sparse attention is full on a short sequence; local attention of 128 tokens has a turn
+    of its loop more for each of them."""
     subject = subject_of("big_bird")
     subject.base = {"num_hidden_layers": 1}
     rates_of(subject)
+    lengths(subject, ())
+    assert subject.longest == (5 + 2 * 3) * 64
+    assert subject.changed(block_size=16) != "nothing"
+    short = subject_of("canine")
+    short.base = {"num_hidden_layers": 1}
+    rates_of(short)
     with pytest.raises(InputError, match="tokens: it runs other operations"):
-        lengths(subject, ())
+        lengths(short, ())
     lengths(bert, ("max_position_embeddings",))
     assert len(bert.before) == 5
 

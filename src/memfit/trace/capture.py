@@ -11,10 +11,12 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from memfit.job import Job
+from memfit.lower.captured.templates import OWN
 from memfit.trace import autocast, cuda, inputs, program, steps
 from memfit.trace.paths import layer_of
 from memfit.trace.recorder import Block, Recorder, local
@@ -248,6 +250,17 @@ def in_order(model: Any) -> Iterator[None]:
             del names["set"]
 
 
+@dataclass(frozen=True)
+class Applied:
+    """A function with a backward of its own, as an operation to be run by itself."""
+
+    cls: Any
+    _schema = SimpleNamespace(is_mutable=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.cls.apply(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def collapsed(writer: Writer) -> Iterator[None]:
     """Functions that stand as one operation, whatever they do inside: what replaces them (adapters,
@@ -299,7 +312,21 @@ def collapsed(writer: Writer) -> Iterator[None]:
         writer.wrote("sdpa", before, result, attrs)
         return result
 
+    def one_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if writer.inside or not cls.__module__.startswith("transformers.models."):
+            return apply(cls, *args, **kwargs)
+        before = writer.refs(args, kwargs)
+        writer.inside += 1
+        try:
+            result = apply(cls, *args, **kwargs)
+        finally:
+            writer.inside -= 1
+        writer.wrote(OWN + cls.__name__, before, result, {}, (Applied(cls), args, kwargs))
+        return result
+
+    apply = torch.autograd.Function.apply.__func__
     changes = [
+        (torch.autograd.Function, "apply", classmethod(one_function)),
         (functional, "linear", one_linear),
         (functional, "scaled_dot_product_attention", one_attention),
     ]

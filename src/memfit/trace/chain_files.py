@@ -4,6 +4,7 @@ graphs of each head, with and without a padding mask, and the weights."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from memfit.graph import Graph, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._captured import LATE
+from memfit.model.families._captured import LATE, completed
 from memfit.model.families._chains import (
     CACHED,
     CAUSAL,
@@ -41,6 +42,8 @@ from memfit.trace.samples import trained_titles
 from memfit.trace.segments import FINAL, Piece, Refused, graph_from, relative, shape_of
 
 LABELS, SPANS = "num_labels", 2  # a span of an answer has two ends
+# With a mask of padding or none, and with one sequence or several.
+SETTINGS = (False, False), (True, False), (False, True), (True, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +74,15 @@ def written(row: ChainRow) -> dict[str, Any]:
     heads: dict[str, Any] = {}
     first: Setting | None = None
     for head, _ in runs_of(row):
-        for masked, alone in ((False, False), (True, False), (False, True), (True, True)):
-            found = setting(row, head, masked, alone)
+        for form, (masked, alone) in itertools.product(forms_of(row, head), SETTINGS):
+            found = setting(in_form(row, form), head, masked, alone)
             for name, graph in found.graphs.items():
                 data = json_of(graph)
                 text = json.dumps(data)
                 if text not in known:
                     known[text] = len(graphs)
                     graphs.append(data)
-                index[key_of(name, head, masked, alone)] = known[text]
+                index[key_of(name, head, masked, alone, form)] = known[text]
             if head not in heads:
                 heads[head] = of_head(row, found, head)
                 lists = lists_of(found)
@@ -113,6 +116,21 @@ def written(row: ChainRow) -> dict[str, Any]:
     }
 
 
+def forms_of(row: ChainRow, head: str) -> tuple[str, ...]:
+    """The forms that a head is captured in. Decoders have the first alone: those of blocks and
+    windows are refused by their classes (transformers 5.23 modeling_big_bird.py)."""
+    return ("",) if head == DECODING else ("", *row.forms)
+
+
+def in_form(row: ChainRow, form: str) -> ChainRow:
+    """The row with the sizes of one form. The first one is that of sequences seen whole, which have
+    no blocks."""
+    if not row.forms:
+        return row
+    sizes = row.forms.get(form, row.sizes)
+    return replace(row, sizes=sizes, derived=row.derived if form else {})
+
+
 def lists_of(found: Setting) -> dict[str, str]:
     """Where the layers of each kind are in the model."""
     return {kind: list_of(layer) for layer, kind in found.kinds.items()}
@@ -138,7 +156,8 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
         leave_tower(run, row, config)
         runs.append(run)
         found = {**row.dims(Fields(config)), "labels": labels, "batch": batch, "seq": seq}
-        dims.append({**found, "target": target} if row.pairs else found)
+        found |= {"target": target} if row.pairs else {}
+        dims.append(dict(completed(found, row.derived)))
     solver = Solver(dims)
     solver.check()
     chains = [chain_of(run) for run in runs]
@@ -345,7 +364,7 @@ def returned_of(chain: Chain, kinds: Mapping[str, str]) -> tuple[str, ...]:
 def with_rates(graph: Graph, row: ChainRow) -> Graph:
     """Dropout by the field of the config that gives its rate, which examples have one of their own
     for each."""
-    fields = {row.examples[0][name]: name for name in row.rates}
+    fields = {given_rate(row.examples[0], name): name for name in row.rates}
     ops = []
     for op in graph.ops:
         rate = op.attrs.get("p")
@@ -355,6 +374,13 @@ def with_rates(graph: Graph, row: ChainRow) -> Graph:
             op = replace(op, attrs={**op.attrs, "p": fields[rate]})
         ops.append(op)
     return replace(graph, ops=tuple(ops))
+
+
+def given_rate(config: Mapping[str, Any], name: str) -> float:
+    """A field of dropout, which may be in a section: `text_config.attention_dropout`."""
+    for part in name.split("."):
+        config = config[part]
+    return float(config)  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------------- weights

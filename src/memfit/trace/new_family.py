@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,12 +29,11 @@ from memfit.trace.pair_row import (
     skips,
     stacks_of,
 )
-from memfit.trace.probes import Change, Seen, change, seen
+from memfit.trace.probes import SEQ, Change, Seen, change, seen
 from memfit.trace.program import configuration
 from memfit.trace.real_positions import BEYOND, MOST, positions_left
 
 LAYERS = 3
-SMALL = 16  # below it a size is no width
 RATES = (0.11, 0.13, 0.17, 0.19, 0.23, 0.29, 0.31, 0.37)
 ORDER: tuple[Change, ...] = ("nothing", "rates", "shapes", "code", "fails")
 # A config without these is no config of a model, whatever the class puts in their place.
@@ -46,7 +46,8 @@ DECISIVE = (
 )
 IDS = re.compile(r".*_token_id|.*token_index|.*_token_ids|.*suppress_tokens")
 NUMBERS = re.compile(r".*_token_id|.*token_index|.*pad_id|.*padding_idx")  # of rows in a table
-LENGTHS = (16, 100, 331, 509, 1031, 2053, 4090)  # tokens of sequences that must run the same code
+LONGER = 200  # tokens, more than any capture has
+LENGTHS = (24, 100, 331, 509, 1031, 2053, 4090)  # tokens of sequences that must run the same code
 
 
 @dataclass(kw_only=True)
@@ -64,6 +65,8 @@ class Subject:
     equal: dict[str, str] = field(default_factory=dict)  # fields that repeat a size
     stacks: dict[str, str] = field(default_factory=dict)  # of an encoder with a decoder
     head: str = CAUSAL  # a decoder's
+    longest: int = 0  # tokens beyond which other code runs; 0 for none
+    beyond: dict[str, Seen] = field(default_factory=dict)  # the pass of each head with one more
 
     def key(self, usual: str) -> str:
         return self.names.get(usual, usual)
@@ -76,8 +79,10 @@ class Subject:
         others = {key: changes[name] for key, name in self.equal.items() if name in changes}
         changes = {**others, **changes}
         found: Change = "nothing"
-        for head, before in self.before.items():
-            one = change(before, seen(self.config(**changes), head))
+        runs = [(head, before, SEQ) for head, before in self.before.items()]
+        runs += [(head, before, self.longest + 1) for head, before in self.beyond.items()]
+        for head, before, length in runs:
+            one = change(before, seen(self.config(**changes), head, length))
             found = max(found, one, key=ORDER.index)
             if found == "fails":
                 break
@@ -141,6 +146,7 @@ def row_data(
         "absent": absent(subject, held),
         "positions": positions,
         "limited": before is not None,
+        **({"longest": subject.longest} if subject.longest else {}),
         "before": before or 0,
         "checkpoints": checkpoints(subject),
         **of_classes(subject),
@@ -389,14 +395,14 @@ def sizes_of(
 def drawn(
     subject: Subject, dims: list[str], ratios: list[tuple[str, str]]
 ) -> tuple[list[str], list[tuple[str, str]], dict[str, tuple[int, ...]]]:
-    """The sizes with values for small models. If a small size cannot vary with the others
-    (ConvBERT's ratio of heads), it keeps its default."""
+    """The sizes with values for small models. If one cannot vary with the others (ConvBERT's ratio
+    of heads, the width of a convolution, which must be odd), it keeps its default."""
     try:
         return dims, ratios, columns(subject, dims, ratios, subject.equal, proposed)
     except InputError:
         decisive = [subject.key(one) for one in DECISIVE]
         for key in dims:
-            if subject.whole[key] >= SMALL or key in decisive:
+            if key in decisive:
                 continue
             rest = [one for one in dims if one != key]
             pairs = [one for one in ratios if key not in one]
@@ -507,7 +513,8 @@ def unlike_of(
 
 
 def lengths(subject: Subject, dims: Sequence[str]) -> None:
-    """Sequences of other lengths must run the same code; a head that does not is left out."""
+    """Sequences of other lengths must run the same code, at least up to some length; a head that
+    does not is left out."""
     positions = subject.key("max_position_embeddings")
     if other := other_tables(dims, positions) if subject.stacks else []:
         raise refuse(subject.kind, f"`{other[0]}` counts positions, too")
@@ -520,6 +527,8 @@ def lengths(subject: Subject, dims: Sequence[str]) -> None:
         for run in runs:
             after = seen(subject.config(), head, **run)
             found = change(before, after)
+            if found == "code" and "seq" in run and bounded(subject, head, run["seq"]):
+                break
             if found in ("code", "fails"):
                 why = after if isinstance(after, str) else "it runs other operations"
                 subject.left_out[head] = f"{max(run.values())} tokens: {why}"
@@ -527,6 +536,25 @@ def lengths(subject: Subject, dims: Sequence[str]) -> None:
                 break
     if not subject.before:
         raise refuse(subject.kind, next(iter(subject.left_out.values())))
+
+
+def bounded(subject: Subject, head: str, other: int) -> bool:
+    """Whether shorter sequences than this one run one code, up to a length that the captures do not
+    reach; all heads have the same."""
+    before = subject.before[head]
+
+    def alike(length: int) -> bool:
+        return change(before, seen(subject.config(), head, length)) in ("nothing", "shapes")
+
+    most = max((one for one in LENGTHS if one < other), default=0)
+    most += bisect_left(range(most + 1, other), True, key=lambda length: not alike(length))
+    if most < LONGER or subject.longest not in (0, most):
+        return False
+    after = seen(subject.config(), head, most + 1)
+    if isinstance(after, str):
+        return False
+    subject.longest, subject.beyond[head] = most, after
+    return True
 
 
 # ------------------------------------------------------------------------------------ other fields
@@ -573,8 +601,8 @@ def fixed_of(subject: Subject, known: Iterable[str]) -> dict[str, Any]:
         for key, value in subject.whole.items()
         if key not in known
         and noticed(key)
-        and value
-        and (isinstance(value, (list, dict)) or SILENT.fullmatch(key))
+        and value is not None
+        and ((isinstance(value, (list, dict)) and value) or SILENT.fullmatch(key))
     }
 
 

@@ -60,8 +60,10 @@ def precision_of(config: Mapping[str, Any]) -> str:
 
 
 def attributes(call: Call) -> tuple[Any, ...]:
-    """What a call is told beside its operands, without rates."""
-    return tuple((key, str(value)) for key, value in sorted(call.attrs.items()) if key != "p")
+    """What a call is told beside its operands, without rates, and without the number of groups of a
+    convolution, which may be a size (Nystromformer has as many as heads)."""
+    told = sorted(call.attrs.items())
+    return tuple((key, str(value)) for key, value in told if key not in ("p", "groups"))
 
 
 def change(before: Seen, after: Seen | str) -> Change:

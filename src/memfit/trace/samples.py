@@ -13,6 +13,7 @@ import torch
 from memfit.graph import Graph, Op, Template
 from memfit.graph.solve import Solver, Unsolved
 from memfit.lower.captured.run import embedded, operators
+from memfit.lower.captured.templates import OWN
 from memfit.tape import Free
 from memfit.techniques.captured_graphs import is_buffer
 from memfit.trace import autocast, cuda, kernels_of
@@ -47,6 +48,7 @@ def templated(
             own = (passing or {}).get(name, ONLY_X)
             for number, op in enumerate(graph.ops):
                 masks = sorted(wanted(graph, own)[number])
+                masks = ["", *masks] if op.name.startswith(OWN) else masks
                 if masks and (op.name not in operators() or op.name in SPECIAL):
                     same = [one[number] for one in calls]
                     key = repr([(one.sample, masks) for one in same])

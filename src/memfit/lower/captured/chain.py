@@ -69,7 +69,8 @@ def of_piece(name: str, ctx: Context) -> Evaluation:
     graphs, rows = ctx.program.model.graphs, int(ctx.batch)
     tokens = ctx.job.seq if graphs.row.hears else int(ctx.tokens)  # of no sound
     dims = graphs.whole(rows, tokens, ctx.job.target_seq)
-    return evaluation(graphs.of(name, rows, masked(ctx.program)), dims)
+    form = graphs.row.form(dims)
+    return evaluation(graphs.of(name, rows, masked(ctx.program), form), dims)
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:

@@ -415,6 +415,8 @@ def other(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, 
     needs = [one is not None and one.needs for one in args]
     name = step.op.name
     template = step.op.templates.get(templates.mask_of(needs))
+    if template is None and name.startswith(templates.OWN):  # its backward makes all gradients
+        template = step.op.templates[max(step.op.templates, key=lambda mask: mask.count("1"))]
     if frame.ctx.r.grad and any(needs) and template is None:
         raise InputError.one(
             f"the captured graph does not know the gradient of `{name}` for these inputs",

@@ -15,6 +15,8 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Grads, Node, Tensor
 
+OWN = "function."  # begins the names of functions with a backward of their own
+
 
 def mask_of(needs: Sequence[bool]) -> str:
     """Which operands need a gradient, as a template's key: `01` for the second of two."""
@@ -39,6 +41,7 @@ def run(
                 else fresh(step, args, frame, index)
             )
         return tuple(outs)
+    wider = widest(args) if step.op.name.startswith(OWN) else None
     for event in template.forward:
         if event[0] == "out":
             spec, index = step.outs[event[1]], event[1]
@@ -48,7 +51,7 @@ def run(
                 else fresh(step, args, frame, index)
             )
         else:
-            play(r, event, blocks, step, frame)
+            play(r, event, blocks, step, frame, wider)
     outs += [fresh(step, args, frame, index) for index in range(len(outs), len(step.outs))]
     needs = [one for one in args if one is not None and one.needs]
     if r.grad and needs and template.gradients:
@@ -64,6 +67,12 @@ def run(
         r.node(step.op.name, outs[first], inputs, back, saved)
     blocks.clear()
     return tuple(outs)
+
+
+def widest(args: Sequence[Tensor | None]) -> Format | None:
+    """The dtype that a function of several operations computes in."""
+    floats = [one.format for one in args if one is not None and one.format.math[:2] in ("fp", "bf")]
+    return max(floats, key=lambda one: one.block_bytes, default=None)
 
 
 def play(
@@ -119,4 +128,4 @@ class Back:
         return found
 
 
-__all__ = ["FORMATS", "mask_of", "run"]
+__all__ = ["FORMATS", "OWN", "mask_of", "run"]

@@ -76,9 +76,13 @@ class ChainRow:
     tied: bool = True  # whether the captured head is the embedding
     unties: bool = True  # the class heeds `tie_word_embeddings`
     limited: bool = True  # no token has a position beyond those
+    longest: int = 0  # tokens of a sequence beyond which other code runs; 0 for none
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
-    derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # see `completed`
+    form: Callable[[Dims], str] = lambda dims: ""  # which of `forms` a pass runs
+    # Other code by the length of a sequence, each with sizes as above.
+    forms: Mapping[str, tuple[tuple[int, int, int, int], ...]] = field(default_factory=dict)
     alike: Mapping[str, str] = field(default_factory=dict)  # heads whose class is another head's
     others: tuple[str, ...] = ()  # classes that are named like a head's, and are none of them
     tower: Tower | None = None  # the weights beside the layers that text does not pass through
@@ -163,10 +167,15 @@ class ChainGraphs:
             if key.split("/")[1] == self.run
         }
 
-    def of(self, name: str, batch: int, masked: bool) -> Graph:
-        key = key_of(name, self.run, masked, batch == 1)
+    def of(self, name: str, batch: int, masked: bool, form: str = "") -> Graph:
+        key = key_of(name, self.run, masked, batch == 1, form)
         number: int = self.data["index"][key]
         return graphs_of(self.row.name)[number]
+
+    def answers(self, batch: int, seq: int) -> bool:
+        """Whether sequences of this length run captured code."""
+        form = self.row.form(self.whole(batch, seq, 0)) if self.row.forms else ""
+        return key_of("start", self.run, False, False, form) in self.data["index"]
 
     def has(self, name: str) -> bool:
         return key_of(name, self.run, False, False) in self.data["index"]
@@ -191,9 +200,10 @@ def runs_of(row: ChainRow) -> tuple[tuple[str, str], ...]:
     return (*((head, head) for head in row.heads), *more)
 
 
-def key_of(name: str, head: str, masked: bool, alone: bool) -> str:
+def key_of(name: str, head: str, masked: bool, alone: bool, form: str = "") -> str:
     """The name of a graph in a file: a piece, a head, and what else decides."""
-    return f"{name}/{head}/{'mask' if masked else ''}{'+one' if alone else ''}"
+    key = f"{name}/{head}/{'mask' if masked else ''}{'+one' if alone else ''}"
+    return f"{key}/{form}" if form else key
 
 
 CHAINS: dict[str, ChainRow] = {}
@@ -220,13 +230,15 @@ def graphs_of(name: str) -> tuple[Graph, ...]:
 
 
 def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:
-    """The dropout rates of a config."""
+    """The dropout rates of a config, of which some are in a section of it."""
     found: dict[str, float] = {}
     for name, default in row.rates.items():
         usual = found[default] if isinstance(default, str) else default
-        found[name] = fields.number(name, default=usual)
+        section, _, key = name.rpartition(".")
+        owner = fields.section(section) if section else fields
+        found[name] = owner.number(key, default=usual)
         if not 0 <= found[name] <= 1:
-            fields.blame(name, f"`{found[name]:g}` is out of range", "must be from 0 to 1")
+            owner.blame(key, f"`{found[name]:g}` is out of range", "must be from 0 to 1")
     return found
 
 

@@ -92,6 +92,7 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         absent=tuple(data["absent"]),
         positions=data["positions"],
         limited=data["limited"],
+        longest=data.get("longest", 0),
         before=data["before"],
         depth=data["layers"],
         depths=tuple(keys[0] for keys, _ in data.get("stacks", ())),
