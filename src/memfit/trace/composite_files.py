@@ -361,15 +361,20 @@ def defaults_of(parts: Parts) -> dict[str, Any]:
     return dict(flat(own, parts.section))
 
 
-def text_defaults(text: str) -> dict[str, int]:
-    """Whole numbers that the language model's class has by default, whatever its sizes are."""
+def text_defaults(text: str) -> dict[str, int | float]:
+    """Whole numbers, and rates of dropout, that the language model's class has by default, whatever
+    its sizes are."""
 
-    def numbers(**changes: int) -> dict[str, int]:
+    def numbers(**changes: int) -> dict[str, int | float]:
         whole = configuration({"model_type": text, **changes}, None).to_dict()
-        return {key: one for key, one in whole.items() if type(one) is int and noticed(key)}
+        return {
+            key: one
+            for key, one in whole.items()
+            if noticed(key) and (type(one) is int or ("drop" in key and type(one) is float and one))
+        }
 
     plain = numbers()
-    changed = {key: 4 * plain[key] for key in COUNTS if key in plain}
+    changed = {key: 4 * int(plain[key]) for key in COUNTS if key in plain}
     moved: set[str] = set()
     for name, value in changed.items():
         try:
@@ -405,8 +410,19 @@ def checked(data: dict[str, Any], parts: Parts, last: Sizes) -> dict[str, Any]:
         register(changes)
         why = fault_of(config, changes)
         if not why:
-            return changes
+            return {**changes, **alone(config, changes)}
     raise refuse(parts.kind, why)
+
+
+def alone(config: dict[str, Any], data: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether transformers has a class of the language model alone, which is answered, too."""
+    if ALONE in data["heads"] or classes.builder(ALONE, configuration(config, None)) is None:
+        return {}
+    register({**data, "alone": True})
+    wrong = unlike_parameters(config, ALONE) or first_fault(
+        config, [{**one, "head": ALONE} for one in (*TRAINED, *GENERATED)]
+    )
+    return {} if wrong else {"alone": True}
 
 
 def variants(data: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -9,10 +9,9 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
-from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.trace import trace_config
-from memfit.trace.family_check import WORST, fault, unlike_parameters
+from memfit.trace.family_check import WORST, fault, model_of, unlike_parameters
 
 HEAD, HEADS = "causal-lm", "num_attention_heads"
 TRAINED: tuple[dict[str, Any], ...] = (
@@ -90,7 +89,7 @@ def first_fault(config: Mapping[str, Any], jobs: Any) -> str:
 def served_fault(config: Mapping[str, Any], job: Job) -> str:
     """The same of generation, of which the trace runs every token."""
     try:
-        ours = memory(lower(build(config), job))
+        ours = memory(lower(model_of(config, job.head), job))
         theirs = memory(trace_config(config, job, decode_all=True))
     except InputError as bad:
         return bad.problems[0].message

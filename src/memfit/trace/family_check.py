@@ -13,6 +13,7 @@ from memfit.lower import lower
 from memfit.model.classes import CLASSES
 from memfit.model.families import build
 from memfit.model.families._chains import CAUSAL, ChainRow
+from memfit.model.heads import with_head
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.trace import trace_config
@@ -60,14 +61,19 @@ def first_linear(model: Model) -> str:
 
 def off(config: Mapping[str, Any], job: Job) -> float:
     """How far the peak is from the trace's, as a share of it."""
-    ours = memory(lower(build(config), job)).allocated
+    ours = memory(lower(model_of(config, job.head), job)).allocated
     return ours / memory(trace_config(config, job)).allocated - 1
+
+
+def model_of(config: Mapping[str, Any], head: str) -> Model:
+    """The model; the language model of a composite may be a class of its own."""
+    return with_head(build(config), head if head == CAUSAL else "auto", 0)
 
 
 def unlike_parameters(config: Mapping[str, Any], head: str) -> str:
     """The first parameter that differs from those of transformers' class; empty where none does."""
     expected = shapes_of(config, head)
-    found = {one.name: one.shape for one in build(config).weights()}
+    found = {one.name: one.shape for one in model_of(config, head).weights()}
     names = expected.keys() | found.keys()
     return min((one for one in names if expected.get(one) != found.get(one)), default="")
 

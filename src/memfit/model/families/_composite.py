@@ -46,11 +46,12 @@ def rooted(model: Model, old: str, new: str) -> Model:
     )
 
 
-def text_of(model: Model) -> Model:
+def text_of(model: Model, kind: str = "") -> Model:
     """The language model alone, which transformers builds of its part of the config (5.23
     auto_factory.py `get_text_config`)."""
     outer = model.config
     text = {"model_type": f"{outer['model_type']}_text", **outer["text_config"]}
+    text |= {"model_type": kind} if kind else {}
     dtype = outer.get("dtype", outer.get("torch_dtype"))
     if dtype is not None and not {"dtype", "torch_dtype"} & text.keys():
         text["dtype"] = dtype

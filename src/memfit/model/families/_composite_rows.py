@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memfit.graph import evaluated
 from memfit.model.config import LARGEST_LAYERS, Fields
 from memfit.model.families import family
 from memfit.model.families._captured import TRACE
-from memfit.model.families._composite import composite
+from memfit.model.families._composite import composite, text_of
 from memfit.model.modules import Attention, Block, Layer, Model, Weight
 
 TEXT = "text:"  # begins the names of sizes of the language model
@@ -24,7 +25,16 @@ def composed(data: Mapping[str, Any]) -> None:
     def build(fields: Fields) -> Model:
         return composite_model(data, fields)
 
-    family(data["type"], examples=(data["example"],), graphs=True)(build)
+    alone = partial(text_alone, data) if data.get("alone") else None
+    family(data["type"], examples=(data["example"],), graphs=True, alone=alone)(build)
+
+
+def text_alone(data: Mapping[str, Any], model: Model) -> Model:
+    """The language model, which is a class of its own."""
+    text = data["text"]
+    given = {**text["defaults"], **model.config.get("text_config", {})}
+    config = {**model.config, "text_config": given}
+    return text_of(replace(model, config=config), text["family"])
 
 
 def composite_model(data: Mapping[str, Any], fields: Fields) -> Model:

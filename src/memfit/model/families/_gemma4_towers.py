@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families._towers import Weights, frequencies, linear, of_kind, rms_norm
-from memfit.model.modules import Weight
+from memfit.model.modules import Norm, Weight
 
 # Class defaults (transformers 5.23 configuration_gemma4.py Gemma4VisionConfig)
 GEMMA4 = {
@@ -132,4 +132,36 @@ def conformer(name: str, width: int, head: int, kernel: int, limits: bool) -> We
         yield from rms_norm(f"{name}.{norm}", width)
 
 
-__all__ = ["audio_tower", "gemma4_tower"]
+def unified_patches(fields: Fields, out: int) -> tuple[Weight, ...]:
+    """Gemma 4 12B projects patches of several pixels (transformers 5.23
+    modeling_gemma4_unified.py)."""
+    of_kind(fields, "gemma4_unified_vision")
+    fields.assume(patch_size=16, pooling_kernel_size=3, mm_embed_dim=3840, mm_posemb_size=1120)
+    side = fields.count("patch_size") * fields.count("pooling_kernel_size")
+    width, root = fields.count("mm_embed_dim"), "model.embed_vision"
+
+    def weights() -> Weights:
+        rows = fields.count("mm_posemb_size")
+        yield Weight(name=f"{root}.pos_embedding", shape=(rows, 2, width))
+        yield from centred(f"{root}.patch_ln1", 3 * side**2)
+        yield from linear(f"{root}.patch_dense", 3 * side**2, width)
+        yield from centred(f"{root}.patch_ln2", width)
+        yield from centred(f"{root}.pos_norm", width)
+        inner = fields.count("output_proj_dims", default=3840)
+        name = f"{root}.multimodal_embedder.embedding_projection"
+        yield from linear(name, inner, out, bias=False)
+
+    return tuple(weights())
+
+
+def centred(name: str, width: int) -> Weights:
+    return Norm(name=name, width=width, style="layer", bias=True).weights()
+
+
+def unified_sounds(fields: Fields, out: int) -> tuple[Weight, ...]:
+    of_kind(fields, "gemma4_unified_audio", "audio tower")
+    width = fields.count("audio_embed_dim", default=640)
+    return tuple(linear("model.embed_audio.embedding_projection", width, out, bias=False))
+
+
+__all__ = ["audio_tower", "gemma4_tower", "unified_patches", "unified_sounds"]
