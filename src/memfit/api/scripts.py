@@ -144,8 +144,16 @@ def machine(cluster: Cluster | None, ranks: int) -> int:
 
 
 def spread(cluster: Cluster | None, ranks: int) -> Cluster | None:
-    """Where one GPU was named, each rank has one like it."""
-    if cluster is None or cluster.gpus > 1 or ranks == 1:
+    """Where one GPU was named, each rank has one like it; where more were, those that the script
+    uses."""
+    if cluster is None or cluster.gpus == ranks:
+        return cluster
+    if cluster.gpus > ranks and (
+        ranks < cluster.gpus_per_node or ranks % cluster.gpus_per_node == 0
+    ):
+        each = min(ranks, cluster.gpus_per_node)
+        return dataclasses.replace(cluster, gpus_per_node=each, nodes=ranks // each)
+    if cluster.gpus > 1:
         return cluster
     each = machine(None, ranks)
     return dataclasses.replace(cluster, gpus_per_node=each, nodes=ranks // each)

@@ -64,6 +64,11 @@ def package(functions: tuple[Any, Any]) -> dict[str, ModuleType]:
         "flash_attn.layers": {},
         "flash_attn.layers.rotary": {"apply_rotary_emb": None},  # of models that see alone
     }
+    return modules(held)
+
+
+def modules(held: dict[str, dict[str, Any]]) -> dict[str, ModuleType]:
+    """Modules that Python finds loaded, with these attributes."""
     found = {}
     for name, values in held.items():
         module = ModuleType(name)

@@ -38,6 +38,8 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
         key, _, value = rest.pop(0).partition("=")
         if value or key != "env":
             os.environ[key] = value
+            if key == "PYTHONPATH":  # an empty part is the working directory
+                sys.path[1:1] = [one or os.getcwd() for one in value.split(os.pathsep)]
         elif rest[:1] in (["-C"], ["--chdir"]) and rest[1:]:
             os.chdir(rest[1])
             rest = rest[2:]

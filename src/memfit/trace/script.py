@@ -28,6 +28,7 @@ from memfit.trace import (
     deepspeed,
     failures,
     flash_attn,
+    flash_package,
     imports,
     kernels_of,
     launched_ranks,
@@ -144,6 +145,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     )
     stack.enter_context(bnb.installed())
     missing = missing_packages.Missing(recorder)
+    flash = flash_package.Finder(recorder)
     columns = synthetic_data.columns_of(recorder, request.tokens, request.image)
     folders = missing_pictures.Folders(columns)
     stack.enter_context(cuda.patched(missing_pictures.listing(folders)))
@@ -169,7 +171,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
             }
         )
     )
-    for finder in (missing, unused_packages.Unused(recorder.note)):
+    for finder in (missing, flash, unused_packages.Unused(recorder.note)):
         sys.meta_path.append(finder)
         stack.callback(sys.meta_path.remove, finder)
     stack.enter_context(imports.replaced(missing.writer()))
