@@ -121,3 +121,27 @@ def test_a_reason_on_the_next_line_is_said() -> None:
         "it failed because: numpy is old"
     )
     assert failures.first_line(ValueError("one.\ntwo")) == "one"
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_goes_by_either_name(name: str) -> None:
+    from transformers import DynamicCache
+
+    import torch
+    from memfit.trace.generation import Generation
+
+    stopping_criteria = [SimpleNamespace(max_length=40)]  # where the loop's length is looked up
+    cache, runs = DynamicCache(), []
+    cache.update(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 8, 4), 0)
+    generation = Generation()
+
+    def call() -> dict[str, object]:
+        runs.append(cache.update(torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4), 0))
+        return {"logits": torch.zeros(1, 1, 16), name: cache}
+
+    given = {name: cache, "use_cache": True, "input_ids": torch.ones(1, 1, dtype=torch.long)}
+    found = [generation.step(call, given)[0] for _ in range(10)]
+    assert found == [False] * 3 + [True] * 7
+    assert len(runs) == 3
+    assert cache.get_seq_length() == 18
+    assert len(stopping_criteria) == 1

@@ -17,6 +17,7 @@ FIRST = 3  # tokens that the model is run for, behind the prompt
 LAST = 2  # tokens at the end that it is run for, when the cache is largest
 PAIR = "EncoderDecoderCache"  # of which only the decoder's own part grows
 GROWING = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers of a cache with keys and values
+CACHES = ("cache", "past_key_values")  # its name from transformers 5.24 on, and before
 NEAR = 12  # frames between `generate`'s loop and the model that it calls
 
 
@@ -63,6 +64,7 @@ class Generation:
         self.joining = joining  # around what joins the cache
         self.cache: Callable[[], Any] = lambda: None
         self.length = self.count = 0  # of the cache; of tokens that the model was run for
+        self.name = ""  # of the cache in the result
         self.result: Any = None
         self.kind: Any = None
         self.shared: dict[str, int] = {}  # names in the result -> what the encoder gave
@@ -74,7 +76,7 @@ class Generation:
 
     def step(self, call: Callable[[], Any], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the model was not run for this token, and its result."""
-        cache: Any = kwargs.get("past_key_values")
+        cache: Any = next((kwargs[one] for one in CACHES if kwargs.get(one) is not None), None)
         ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
         one = isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[1] == 1
         if not one or not kwargs.get("use_cache") or not layers_of(growing(cache)):
@@ -98,7 +100,9 @@ class Generation:
         places = {id(one): place for place, one in enumerate(encoded)}
         self.shared = {name: places[id(one)] for name, one in rest.items() if id(one) in places}
         rest = {name: one for name, one in rest.items() if name not in self.shared}
-        if rest.pop("past_key_values", None) is cache and all(map(like.plain, like.parts(rest))):
+        self.name = next((one for one in CACHES if rest.get(one) is cache), "")
+        rest.pop(self.name, None)
+        if self.name and all(map(like.plain, like.parts(rest))):
             self.result, self.kind = like.template(rest), type(found)
 
     def grown(self, cache: Any, encoded: list[torch.Tensor]) -> Any:
@@ -108,7 +112,7 @@ class Generation:
             with self.joining():
                 own.update(*new, index)
         shared = {name: encoded[place] for name, place in self.shared.items()}
-        return self.kind(**like.made(self.result), **shared, past_key_values=cache)
+        return self.kind(**like.made(self.result), **shared, **{self.name: cache})
 
 
 __all__ = ["Generation"]
