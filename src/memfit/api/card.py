@@ -38,11 +38,15 @@ WELL_KNOWN = (
     "mistralai/Mistral-7B-v0.3",
     "meta-llama/Llama-3.1-8B",
     "Qwen/Qwen3-8B",
-    "google/gemma-2-9b",
+    "google/gemma-3-12b-it",
     "Qwen/Qwen3-14B",
-    "google/gemma-2-27b",
+    "openai/gpt-oss-20b",
+    "google/gemma-4-26B-A4B-it",
+    "Qwen/Qwen3-30B-A3B",
+    "google/gemma-4-31B-it",
     "Qwen/Qwen3-32B",
     "meta-llama/Llama-3.3-70B-Instruct",
+    "openai/gpt-oss-120b",
 )
 ALL_LAYERS = 999  # as llama.cpp's own documentation writes it
 OPTIONS = ("gpu", "memory", "offline")
