@@ -8,7 +8,7 @@ from dataclasses import field
 from memfit.formats import BOOL, FP32, INT64
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.lower import captured, infer_stage, ops, quantized_cache, versions
+from memfit.lower import infer_stage, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
@@ -78,6 +78,8 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
         if cache is not None:
             skip_to(r, cache, job.seq + step - 1, step)
             if cache.states:
+                from memfit.lower import captured  # written programs start without graphs
+
                 captured.skip_to(r, program, cache, job.seq + step - 1, step)
             r.mark("decode", "", step)
         given = (
