@@ -159,6 +159,18 @@ def test_a_model_of_the_library_is_named_by_its_tag(
         assert same["pools"] == answer["pools"]
 
 
+def test_a_tag_alone_means_ollama(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "qwen3:8b", "--gpu", "rtx-4090", "--json"]) == 0
+    found = capsys.readouterr()
+    answer = json.loads(found.out)
+    named = json.loads(run("qwen3:8b", "--engine", "ollama", "--gpu", "rtx-4090", "--json")[1])
+    assert answer == named
+    assert "`qwen3:8b` is a tag of Ollama's library, so `--engine ollama`" in found.err
+    tuned = ("qwen3:8b", "--gpu", "rtx-4090", "--method", "qlora", "--json", "--offline")
+    assert main(["estimate", *tuned]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["method"] == "qlora"
+
+
 def test_every_tag_is_found_from_its_repository() -> None:
     for name in catalog.names():
         tag = tag_of(name)

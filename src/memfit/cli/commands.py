@@ -84,12 +84,12 @@ class Engines(Sections):
 
 
 class Estimating(Engines):
-    """A GGUF file means llama.cpp, and a context a question about answering."""
+    """A GGUF file means llama.cpp, a tag Ollama, and a context a question about answering."""
 
     def implies_engine(self, args: Sequence[str]) -> bool:
-        from memfit.cli.engine import quantized_file
+        from memfit.cli.engine import implied_engine
 
-        return quantized_file(args)
+        return bool(implied_engine(args))
 
     def meant(self, args: list[str]) -> list[str]:
         option = cli_arguments.context_of(args)

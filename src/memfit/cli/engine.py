@@ -35,15 +35,29 @@ def engine_named(words: Sequence[str]) -> bool:
     return any(word == "--engine" or word.startswith("--engine=") for word in ours)
 
 
-def quantized_file(words: Sequence[str]) -> bool:
-    """Whether the words name a GGUF file, or a model in one of ggml's quantizations, and no job: no
-    trainer trains such a file, and llama.cpp runs it."""
+def implied_engine(words: Sequence[str]) -> str:
+    """The engine that runs what the words name, where they name no job: a GGUF file, a model in one
+    of ggml's quantizations, or a tag of Ollama's library. Empty for all other words."""
     from memfit.model.spellings import is_quantized
+    from memfit.serving import GGUF_ENGINE, TAG_ENGINE
 
     _, rest, command, problems = sort_words(words)
     if len(rest) != 1 or command or problems:
+        return ""
+    if is_quantized(rest[0]) or rest[0].lower().endswith(".gguf"):
+        return GGUF_ENGINE
+    return TAG_ENGINE if in_library(rest[0]) else ""
+
+
+def in_library(name: str) -> bool:
+    """Whether a name is a tag of Ollama's library (`qwen3:8b`)."""
+    from memfit.model.spellings import ollama_tag
+    from memfit.serving.llamacpp.tags import resolve
+
+    try:
+        return ollama_tag(name) and resolve(name) is not None
+    except InputError:  # a size that the library does not have
         return False
-    return is_quantized(rest[0]) or rest[0].lower().endswith(".gguf")
 
 
 def load_named(words: Sequence[str]) -> bool:
@@ -106,14 +120,21 @@ def run(words: Sequence[str], width: int) -> tuple[int, str]:
     """Exit code 0: it starts. 1: it does not. Unusable input raises."""
     from memfit.api.engine import from_command
     from memfit.report.engine_answer import write
-    from memfit.serving import GGUF_ENGINE
+    from memfit.serving import TAG_ENGINE
 
     own, rest, command, problems = sort_words(words)
     form = form_of(own, problems)
     if own.pop("help", False):
         return FITS, help_page(own.get("engine", ""))
     note_gpu(str(own.get("gpu") or ""))
-    answer = from_command(rest, command, own.pop("engine", GGUF_ENGINE), own)
+    engine = own.pop("engine", "")
+    if not engine:
+        engine = implied_engine(words)
+        if engine == TAG_ENGINE:
+            read = f"`{rest[0]}` is a tag of Ollama's library, so `--engine {engine}`"
+            hint = "for fine-tuning, add `--method qlora`, `lora` or `full`"
+            complain((Problem(message=read, where="model", hint=hint, level="note"),))
+    answer = from_command(rest, command, engine, own)
     text = write(answer, form, explain=bool(own.get("explain")), width=width)
     return (FITS if answer.fits else DOES_NOT), text
 
@@ -183,4 +204,4 @@ def help_page(name: str) -> str:
     return formatter.getvalue().rstrip("\n")
 
 
-__all__ = ["FLAG", "PLAN_FLAG", "engine_named", "quantized_file", "run", "run_plan"]
+__all__ = ["FLAG", "PLAN_FLAG", "engine_named", "implied_engine", "run", "run_plan"]
