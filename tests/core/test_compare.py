@@ -57,6 +57,28 @@ def test_a_comma_within_a_value_stays(capsys: pytest.CaptureFixture[str]) -> Non
     assert [job["batch"] for job in jobs] == [2, 4]
 
 
+def test_models_are_variants_too(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--offline", "--seq", "64", "--json")
+    names = ("qwen3-0.6b", "llama-3.2-1b")
+    assert main(["compare", *names, *flags, "--method", "lora"]) == 0
+    found = json.loads(capsys.readouterr().out)["variants"]
+    assert [one["words"] for one in found] == [*names]
+    for one, name in zip(found, names, strict=True):
+        alone = estimate(name, offline=True, seq=64, method="lora")
+        assert one["estimate"]["memory"]["parts"] == alone.parts
+    assert main(["compare", *names, *flags, "--with", "batch=1", "--with", "batch=2"]) == 0
+    both = json.loads(capsys.readouterr().out)["variants"]
+    assert [one["words"] for one in both] == [
+        f"{name} batch={size}" for name in names for size in (1, 2)
+    ]
+    assert main(["compare", "qwen3", "0.6b", *flags, "--with", "batch=1", "--with", "batch=2"]) == 0
+    one_model = json.loads(capsys.readouterr().out)["variants"]
+    assert [one["words"] for one in one_model] == ["batch=1", "batch=2"]
+    assert main(["compare", names[0], "nosuch", "nosuch2", *flags]) == 2
+    said = capsys.readouterr()
+    assert "nosuch2" in said.out + said.err
+
+
 def test_the_table_has_a_column_for_each_and_says_which_is_which(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

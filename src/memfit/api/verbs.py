@@ -66,13 +66,14 @@ def estimate(
 def compare(
     model: Any, /, variants: Sequence[Mapping[str, Any]], **common: Any
 ) -> tuple[Estimate, ...]:
-    """Estimate several variants of a job. Every variant overrides the options in `common`. One
-    `InputError` carries the problems of all variants."""
+    """Estimate several variants of a job. Every variant overrides the options in `common`, and with
+    `model` the model. One `InputError` carries the problems of all variants."""
     problems: list[Problem] = []
     asked: list[Question] = []
     for number, variant in enumerate(variants, 1):
         try:
-            asked.append(question(model, {**common, **variant}, []))
+            given = {**common, **variant}
+            asked.append(question(given.pop("model", model), given, []))
         except InputError as bad:
             problems += [
                 dataclasses.replace(one, where=f"variant {number}: {one.where}")

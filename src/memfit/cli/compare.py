@@ -12,16 +12,17 @@ import click
 
 from memfit.api.verbs import compare
 from memfit.cli import arguments as cli_arguments
+from memfit.cli.routing import is_model, is_name, joined
 from memfit.errors import InputError, Problem
 from memfit.report.comparison import LETTERS, data, table, text
 from memfit.terminal import terminal_columns
-from memfit.words.gpus import one_model
+from memfit.words.gpus import is_gpu, one_model
 
 HELP = """\
 {help}.
 
 Each `--with` is a variant: flags of `memfit estimate` in quotes. Other flags apply to all
-variants.
+variants. Several models are variants, too: each with every `--with`, or alone.
 
 Exit code: 0 one fits or may fit, 1 none fits, 2 unusable input.
 """
@@ -44,21 +45,25 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
     ) -> tuple[int, str]:
         common = {name: value for name, value in given.items() if value not in (None, ())}
         wrong: list[Problem] = []
+        models = several_models(words)
         read = [variant(reader, text, wrong) for text in variants]
-        if not 2 <= len(variants) <= len(LETTERS):
-            message = (
-                f"{len(variants) or 'no'} variant{'' if len(variants) == 1 else 's'} to compare"
-            )
+        labels = list(variants)
+        if models:
+            labels = [f"{model} {one}".strip() for model in models for one in variants or ("",)]
+            read = [{"model": model, **one} for model in models for one in read or [{}]]
+        if not 2 <= len(labels) <= len(LETTERS):
+            message = f"{len(labels) or 'no'} variant{'' if len(labels) == 1 else 's'} to compare"
             wrong.append(
                 Problem(
                     message=message,
                     where="with",
-                    hint='give 2 to 26, like `--with "--use fsdp" --with "--use ddp"`',
+                    hint='give 2 to 26, like `--with "--use fsdp" --with "--use ddp"`, or models',
                 )
             )
         if wrong:
             raise InputError(*wrong)
-        found = list(zip(variants, compare(one_model(words), read, **common), strict=True))
+        subject = models[0] if models else one_model(tuple(joined([*words])))
+        found = list(zip(labels, compare(subject, read, **common), strict=True))
         if as_json or form == "json":
             answer = json.dumps(data(found), indent=2, ensure_ascii=False)
         elif form == "markdown":
@@ -68,6 +73,14 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
         return (0 if any(one.fits for _, one in found) else 1), answer
 
     return run
+
+
+def several_models(words: Sequence[str]) -> Sequence[str]:
+    """The words, where the first names a model alone; none where they name one together, as `qwen3
+    8b` does, or one of them is a GPU."""
+    if len(words) < 2 or is_name(words) or any(map(is_gpu, words)):
+        return ()
+    return words if is_model(words[0]) or is_name(words[:1]) else ()
 
 
 def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str, Any]:
