@@ -206,6 +206,19 @@ def test_the_text_beside_a_tower_may_have_other_sizes(name: str) -> None:
             build({**config, "text_config": {**config["text_config"], **other}})
 
 
+@pytest.mark.parametrize("seq", [73, 101, 108])
+def test_lengths_that_windows_divide_or_not(seq: int) -> None:
+    """Longformer pads to whole windows; a list has one for each layer."""
+    config = {**unseen(CHAINS["longformer"], "masked-lm"), "attention_window": [12] * 5}
+    for case in ({"precision": "fp32"}, {"method": "lora", "targets": "query"}):
+        job = Job(head="masked-lm", batch=3, seq=seq, packing=False, **case)
+        assert abs(compared(config, job)) <= WORST / 5, case
+    with pytest.raises(InputError, match="windows of several sizes"):
+        build({**config, "attention_window": [12, 12, 12, 12, 16]})
+    with pytest.raises(InputError, match="with a head of kind `classification`"):
+        estimate(build(config), Job(head="classification", batch=3, seq=seq))
+
+
 def test_a_function_with_a_backward_of_its_own_is_one_operation() -> None:
     """YOSO's makes the gradients of queries, keys and values, whichever are trained, in the dtype
     of what packed layers return (modeling_yoso.py YosoCumulation)."""

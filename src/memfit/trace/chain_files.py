@@ -119,16 +119,16 @@ def written(row: ChainRow) -> dict[str, Any]:
 def forms_of(row: ChainRow, head: str) -> tuple[str, ...]:
     """The forms that a head is captured in. Decoders have the first alone: those of blocks and
     windows are refused by their classes (transformers 5.23 modeling_big_bird.py)."""
-    return ("",) if head == DECODING else ("", *row.forms)
+    return ("",) if head == DECODING else tuple(dict.fromkeys(("", *row.forms)))
 
 
 def in_form(row: ChainRow, form: str) -> ChainRow:
-    """The row with the sizes of one form. The first one is that of sequences seen whole, which have
-    no blocks."""
+    """The row with the sizes of one form. One that is not listed is that of sequences seen whole,
+    which have no blocks."""
     if not row.forms:
         return row
     sizes = row.forms.get(form, row.sizes)
-    return replace(row, sizes=sizes, derived=row.derived if form else {})
+    return replace(row, sizes=sizes, derived=row.derived if form in row.forms else {})
 
 
 def lists_of(found: Setting) -> dict[str, str]:

@@ -16,7 +16,7 @@ from memfit.lower.captured.run import embedded, operators
 from memfit.lower.captured.templates import OWN
 from memfit.tape import Free
 from memfit.techniques.captured_graphs import is_buffer
-from memfit.trace import autocast, cuda, kernels_of
+from memfit.trace import autocast, cuda, hub_kernels, kernels_of
 from memfit.trace.capture import Call, Like
 from memfit.trace.recorder import Block, Recorder
 from memfit.trace.segments import Piece, Refused
@@ -92,7 +92,8 @@ def with_buffers(
 def sampling() -> Iterator[None]:
     device = cuda.Device(version=tuple(int(one) for one in torch.__version__.split(".")[:2]))  # type: ignore[arg-type]
     kernels_of.install(device)
-    with cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced("sdpa"):
+    emulated = autocast.emulated(device.type)
+    with cuda.pretended(device), emulated, kernels_of.forced("sdpa"), hub_kernels.installed():
         SAMPLED[:] = [device]
         yield
 

@@ -146,9 +146,13 @@ class Builder:
         )
 
     def is_argument(self, place: tuple[str, int]) -> bool:
-        """Whether a layer's value is an argument of the model, which the next layer reads from the
-        model again."""
-        titles = [name for name, one in self.done[place[0]].given.items() if one == place[1]]
+        """Whether a layer's value is an argument of the model, or shows all of one as it is, which
+        the next layer reads from the model again."""
+        piece, number = self.done[place[0]], place[1]
+        root = piece.root(number)
+        if key(piece.values[root].ref) == key(piece.values[number].ref):
+            number = root
+        titles = [name for name, one in piece.given.items() if one == number]
         arguments = [one for one in titles if one.startswith(INPUT)]
         return place[0] != START and any(not one.startswith(INPUT + PAST) for one in arguments)
 
@@ -198,7 +202,15 @@ class Builder:
             del place
         made = Made(id=len(piece.values), ref=ref, of=of)
         piece.values.append(made)
-        if writes or not self.ends or known is None or known[0] == piece.name or of is None:
+        whole = known is not None and self.done[known[0]].values[known[1]].of is None
+        if (
+            writes
+            or not self.ends
+            or known is None
+            or known[0] == piece.name
+            or of is None
+            or not whole
+        ):
             self.latest[key(ref)] = (piece.name, made.id)
         if of is None:
             self.root[ref.block] = (piece.name, made.id)
