@@ -11,6 +11,7 @@ from memfit.cli.trace import split
 
 SCRIPT = """
 import io
+import json
 import os
 import torch
 from datasets import Dataset, load_dataset
@@ -19,6 +20,10 @@ try:
     from scipy.io import wavfile
 except ImportError:
     wavfile = None
+try:
+    from PIL import Image
+except ImportError:
+    Image = None
 
 def rows(path, sampling_rate):
     rate, samples = wavfile.read(path)
@@ -30,6 +35,11 @@ assert "input_ids" not in load_dataset("someone/raw", split="train").column_name
 assert "story" in load_dataset("someone/raw", split="train").column_names
 pairs = Dataset.from_parquet("data/pairs.parquet")
 assert pairs[0]["question"].split() and len(pairs) > 100
+
+turns = pairs[1]["conversations"]
+turns = json.loads(pairs[1]["conversations"]) if isinstance(turns, str) else turns
+assert [turn["role"] for turn in turns] == ["user", "assistant"] and turns[0]["content"]
+assert Image.open(io.BytesIO(pairs[2]["image_bytes"])).size[0] > 64 if Image else True
 
 images = torch.arange(6, dtype=torch.uint8).reshape(2, 3)
 os.makedirs("cache", exist_ok=True)

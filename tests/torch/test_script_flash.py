@@ -14,6 +14,8 @@ from flash_attn.flash_attn_interface import flash_attn_func
 from flash_attn.layers.rotary import apply_rotary_emb
 from flash_attn.ops.triton.layer_norm import layer_norm_fn
 from flash_attn.losses.cross_entropy import CrossEntropyLoss
+from flash_attn.flash_attn_interface import _flash_attn_varlen_backward
+from flash_attn.utils.generation import InferenceParams
 import transformers
 from transformers.utils import is_flash_attn_2_available
 

@@ -58,8 +58,10 @@ def kind_said(name: str) -> str:
     named = re.escape(name)
     if lines.matches(rf"features\[[\"']{named}[\"']\]\.(names|num_classes|int2str|str2int)\b"):
         return kind if kind.startswith("label") else "label 16"
+    if kind == "conversations" and says_roles():
+        kind = "messages"
     if lines.matches(rf"json\.loads\(\s*\w+\[[\"']{named}[\"']\]"):
-        return "json"
+        return f"json {kind}" if kind in TURNS else "json"
     if lines.matches(rf"\b(?:{ONE_ROW})\[[\"']{named}[\"']\]\[0\]"):
         return f"several {'sentence' if kind.startswith('label') else kind or kind_of(name)}"
     values = () if kind in LONG else script_literals.values_of(name)
@@ -70,6 +72,11 @@ def kind_said(name: str) -> str:
     if kind in TURNS and (script_literals.is_text(name) or beside_a_text(name)):
         return "text"
     return f"choice {json.dumps(values)}" if values else kind or kind_of(name)
+
+
+def says_roles() -> bool:
+    """Whether the script reads turns by `role` and `content`, not by `from` and `value`."""
+    return lines.matches(r"[\"']content[\"']") and not lines.matches(r"[\"']value[\"']\]")
 
 
 def beside_a_text(name: str) -> bool:

@@ -1,5 +1,5 @@
 """The flash-attn package for a script that imports it itself on a machine that cannot build it:
-its functions, what their Triton kernels save and make.
+its functions, what their Triton kernels save and make; others are an error once they are used.
 
 Read from flash-attn 2.8.4 flash_attn/ops/triton/layer_norm.py, layers/rotary.py and
 ops/triton/cross_entropy.py. Of its modules only those that scripts take most are here."""
@@ -15,7 +15,7 @@ import torch
 from memfit.trace import flash_attn, flash_older, kernels_of
 from memfit.trace.missing_packages import needed
 from memfit.trace.refuse import Watcher
-from memfit.trace.unused_packages import expected
+from memfit.trace.unused_packages import expected, named
 
 
 class Rotation(torch.autograd.Function):
@@ -208,17 +208,24 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if name != "flash_attn" or not needed() or expected():
                 return None
             self.held = contents()
-        known = name in self.held
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> Any:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
         self.recorder.note(*flash_attn.COUNTED)
-        for name, one in self.held[module.__name__].items():
+        for name, one in self.held.get(module.__name__, {}).items():
             if name == "__version__" or not name.startswith("__"):
                 setattr(module, name, one)
+
+        def unknown(name: str) -> Any:
+            """What is not here is an error where it is first used."""
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return named(name, "flash_attn")
+
+        module.__dict__["__getattr__"] = unknown
 
 
 __all__ = ["Finder"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import glob
 import importlib
+import io
 import itertools
 import json
 import random
@@ -94,7 +95,9 @@ class Source:
             "tags": lambda: [self.random.randrange(int(number)) for _ in range(SHORT)],
             "several": lambda: [self.value(number, row)],
             "json": lambda: json.dumps(
-                [{"name": self.words(1), "arguments": {"text": self.words(half)}}]
+                self.value(number, row)
+                if number
+                else [{"name": self.words(1), "arguments": {"text": self.words(half)}}]
             ),
             "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
             "replies": lambda: {"text": [self.words(self.tokens)], "score": [1]},
@@ -104,6 +107,7 @@ class Source:
             "image": lambda: self.picture(number, "RGB"),
             "ratings": lambda: [5],
             "gray": lambda: self.picture(number, "L"),
+            "encoded": lambda: encoded(self.picture(number, "RGB")),
             "audio": self.recording,
             "objects": lambda: {
                 "id": [*range(OBJECTS)],
@@ -144,6 +148,13 @@ class Source:
             if word == "tags":
                 made = made.cast_column(name, datasets.Sequence(datasets.ClassLabel(names=labels)))
         return made
+
+
+def encoded(image: Any) -> bytes:
+    """The file of a picture."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 @functools.cache

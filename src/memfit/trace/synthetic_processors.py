@@ -22,7 +22,10 @@ KINDS = {  # module of transformers: the class that reads a file, and the method
 def size_of(cls: Any, name: Any) -> dict[str, Any]:
     """The size of pictures that the model's config names, where the class has one for all, crops
     them to one, or cuts them into tiles of one size, four along a side at most."""
-    known = getattr(cls, "size", None)
+    import transformers
+
+    faster = getattr(transformers, f"{cls.__name__}Fast", None)  # its defaults are attributes
+    known = getattr(cls, "size", None) or getattr(faster, "size", None)
     tiles = getattr(cls, "max_image_size", None)
     fixed = isinstance(known, dict) and set(known) == {"height", "width"}
     # Slow classes before transformers 5 say so in their arguments alone
@@ -31,8 +34,6 @@ def size_of(cls: Any, name: Any) -> dict[str, Any]:
     cropped = cropped and bool(getattr(cls, "crop_size", None)) and bool(cls.do_center_crop)
     if not fixed and not tiled and not cropped and not isinstance(tiles, dict):
         return {}
-    import transformers
-
     config = transformers.AutoConfig.from_pretrained(name)
     size = getattr(getattr(config, "vision_config", config), "image_size", None)
     if not isinstance(size, int):
@@ -71,7 +72,22 @@ def changes(recorder: Watcher) -> dict[str, Change]:
 
         return change
 
-    return {f"transformers.{module}": falling_back(*names) for module, names in KINDS.items()}
+    return {
+        "transformers.processing_utils": any_tokenizer,
+        **{f"transformers.{module}": falling_back(*names) for module, names in KINDS.items()},
+    }
+
+
+def any_tokenizer(module: ModuleType) -> list[Patch]:
+    """A processor of transformers 4 names the class of its tokenizer, which no stand-in has."""
+    true = module.ProcessorMixin.check_argument_for_proper_class
+
+    def check(self: Any, argument_name: str, argument: Any) -> Any:
+        if argument_name == "tokenizer" and type(argument).__name__ == "PreTrainedTokenizerFast":
+            return type(argument)
+        return true(self, argument_name, argument)
+
+    return [(module.ProcessorMixin, true.__name__, check)]
 
 
 __all__ = ["changes"]

@@ -151,4 +151,4 @@ class Unused(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         vars(module)["__getattr__"] = attribute
 
 
-__all__ = ["TAKEN", "Kind", "Unused"]
+__all__ = ["TAKEN", "Kind", "Unused", "expected", "named"]
