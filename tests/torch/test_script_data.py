@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import transformers
 
 from memfit.api.verbs import trace
 from memfit.cli.trace import split
@@ -83,3 +86,30 @@ def test_what_a_script_prepares_saves_and_loads(
 def test_a_notebook_behind_two_dashes_is_one() -> None:
     assert split(["--", "train.ipynb"], {})[:1] == ("train.ipynb",)
     assert split(["--", "train.py", "--lr", "1"], {}).launcher == ""
+
+
+def test_a_processor_counts_its_patches_and_takes_any_tokenizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from memfit.trace import synthetic_processors, vision_tokens
+
+    vision = SimpleNamespace(image_size=224, patch_size=14)
+    config = SimpleNamespace(vision_config=vision)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda _: config)
+    kind = type("Reader", (), {"size": {"height": 384, "width": 384}})
+    found = synthetic_processors.size_of(kind, "someone/model")
+    assert found == {"size": {"height": 224, "width": 224}, "image_seq_length": 256}
+
+    def refuse(*_: object) -> None:
+        raise TypeError("another class was expected")
+
+    class Mixin:
+        check_argument_for_proper_class = refuse
+
+    module = SimpleNamespace(ProcessorMixin=Mixin)
+    patches = vision_tokens.changes()["transformers.processing_utils"](cast(Any, module))
+    check = {name: value for _, name, value in patches}["check_argument_for_proper_class"]
+    made = type("PreTrainedTokenizerFast", (), {})()
+    assert check(None, "tokenizer", made) is type(made)
+    with pytest.raises(TypeError, match="another class"):
+        check(None, "image_processor", made)

@@ -72,22 +72,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
 
         return change
 
-    return {
-        "transformers.processing_utils": any_tokenizer,
-        **{f"transformers.{module}": falling_back(*names) for module, names in KINDS.items()},
-    }
-
-
-def any_tokenizer(module: ModuleType) -> list[Patch]:
-    """A processor of transformers 4 names the class of its tokenizer, which no stand-in has."""
-    true = module.ProcessorMixin.check_argument_for_proper_class
-
-    def check(self: Any, argument_name: str, argument: Any) -> Any:
-        if argument_name == "tokenizer" and type(argument).__name__ == "PreTrainedTokenizerFast":
-            return type(argument)
-        return true(self, argument_name, argument)
-
-    return [(module.ProcessorMixin, true.__name__, check)]
+    return {f"transformers.{module}": falling_back(*names) for module, names in KINDS.items()}
 
 
 __all__ = ["changes"]

@@ -110,7 +110,16 @@ def changes() -> dict[str, Change]:
             if picture and getattr(self, "chat_template", None) is None:
                 self.chat_template = CHAT.replace("PICTURE", picture)
 
-        return [(kind, "__init__", init)]
+        check = getattr(kind, "check_argument_for_proper_class", None)
+
+        def checked(self: Any, argument_name: str, argument: Any) -> Any:
+            """A processor of transformers 4 names its tokenizer's class, which ours has not."""
+            ours = type(argument).__name__ == "PreTrainedTokenizerFast"
+            if check is None or (argument_name == "tokenizer" and ours):
+                return type(argument)
+            return check(self, argument_name, argument)
+
+        return [(kind, "__init__", init), (kind, "check_argument_for_proper_class", checked)]
 
     return {"transformers.processing_utils": processors}
 
