@@ -216,10 +216,12 @@ def without_gpu(name: str, names: Sequence[str]) -> Problem:
         return Problem(message="a GPU is missing", where="gpu", hint=hint)
     from memfit.model.sources.files import listed
 
+    cards = any(built(one) for one in names)
+    together = ", or add `--gpu NAME` to see them all on one GPU" if cards else ""
     return Problem(
         message=f"`{name}` could be any of {len(names)} models: {listed(list(names))}",
         where="model",
-        hint="give one of them, or add `--gpu NAME` to see them all on one GPU",
+        hint=f"give one of them{together}",
     )
 
 
