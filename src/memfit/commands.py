@@ -23,9 +23,12 @@ def command(
     strategy: Strategy,
     config: Mapping[str, Any],
     half: str = "bf16",
+    *,
+    asked: Job | None = None,
 ) -> str:
-    """`memfit estimate MODEL --method lora --gpu rtx-4090 …`. `gpu` are its flags."""
-    values = options_of(job, strategy, config, half)
+    """`memfit estimate MODEL --method lora --gpu rtx-4090 …`. `gpu` are its flags. The length of
+    a sequence is also written where the job that was `asked` has another."""
+    values = options_of(job, strategy, config, half, asked=asked)
     first = [flag(name, values.pop(name)) for name in ("task", "method") if name in values]
     rest = [flag(name, value) for name, value in values.items()]
     layouts = [f"--use {shlex.quote(one)}" for one in uses(strategy)]
@@ -33,9 +36,15 @@ def command(
 
 
 def options_of(
-    job: Job, strategy: Strategy, config: Mapping[str, Any], half: str
+    job: Job,
+    strategy: Strategy,
+    config: Mapping[str, Any],
+    half: str,
+    *,
+    asked: Job | None = None,
 ) -> dict[str, Any]:
-    """The options that a question has to name to mean this job."""
+    """The options that a question has to name to mean this job, and the length of a sequence where
+    the job that was `asked` has another: readers would miss it."""
     layouts = frozenset(name for name, _ in strategy.uses())
     fields = [one.name for one in dataclasses.fields(Job)]
     given: dict[str, Any] = {}
@@ -51,9 +60,11 @@ def options_of(
     if usual.get("framework", Job.framework) != job.framework:
         given["framework"] = job.framework
         usual = assumed(given, config, layouts, half)
+    shorter = asked is not None and asked.seq != job.seq
     for name in fields:
         value = getattr(job, name)
-        if name not in given and value != usual.get(name, getattr(Job, name)):
+        changed = name == "seq" and shorter
+        if name not in given and (changed or value != usual.get(name, getattr(Job, name))):
             given[name] = value
     return given
 

@@ -184,7 +184,8 @@ def spelled(way: Way, asked: Question) -> Way:
     place = asked.place if cluster == asked.cluster else gpu_words(cluster)
     config, half = asked.model.config, cluster.gpu.half
     job = command_job(way.job, asked.job, asked.run)
-    text = command(asked.subject, job, place, way.strategy, config, half) + run_flags(asked.ask)
+    text = command(asked.subject, job, place, way.strategy, config, half, asked=asked.job)
+    text += run_flags(asked.ask)
     return dataclasses.replace(way, command=text)
 
 
