@@ -65,6 +65,9 @@ def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Proble
     if kind == "framework" and folded in EXTEND_TRAINER:
         hint = "the nearest is `--framework trl`: both extend the Trainer of transformers"
         return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=hint)
+    if kind == "framework" and folded == "unsloth":
+        hint = "its kernels are `--framework trl --unsloth norms,rotary,loss,adapters`"
+        return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=hint)
     close = nearest(value, known, cutoff=0.6)
     hint = (
         "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"

@@ -145,6 +145,7 @@ def test_a_study_takes_the_options_of_an_estimate() -> None:
         ("--search x", "see `memfit estimate --help`"),
         ("--method dpo", "`dpo` is not supported yet"),
         ("--trainer axolotl", "the nearest is `--framework trl`"),
+        ("--framework unsloth", "--framework trl --unsloth norms,rotary,loss,adapters"),
         ("h100", f"try: memfit estimate {MODEL} --gpu h100"),
         ("--gpus 4", "write it like `4xh100`"),
         ("--gpu none", "hint: for any other card"),

@@ -107,7 +107,8 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     if estimate.verdict == "no":
         yield f"{name}: needs {device} GiB of {room} GiB{on}"
     elif estimate.verdict == "tight":
-        yield f"{name}: {device} GiB of {room} GiB{on}; may run out of memory"
+        wants = "needs " if spare < 0 else ""
+        yield f"{name}: {wants}{device} GiB of {room} GiB{on}; may run out of memory"
     else:
         yield f"{name}: {device} GiB of {room} GiB{on}, {gib(spare)} GiB headroom"
     yield likely(estimate)
