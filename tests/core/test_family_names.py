@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from memfit.api.verbs import VERBS
@@ -73,7 +75,8 @@ def test_one_model_is_no_family() -> None:
         ("8b", "card"),
         ("trac", "trac"),
         ("stud", "stud"),
-        ("whisper", "whisper"),
+        ("whisper", "card"),
+        ("wisper", "wisper"),
     ],
 )
 def test_a_family_is_no_misspelled_command(word: str, means: str) -> None:
@@ -118,6 +121,28 @@ def test_a_context_asks_for_an_answer(capsys: pytest.CaptureFixture[str]) -> Non
         said = capsys.readouterr()
         assert "finetune" in said.out, training
         assert "is read as" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("family", "together"), [("whisper", False), ("smollm2", True), ("t5", False)]
+)
+def test_a_family_without_cards_is_not_offered_one(
+    family: str, together: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([family]) == 2
+    assert ("see them all on one GPU" in capsys.readouterr().err) == together
+
+
+@pytest.mark.parametrize("users", [["--users", "4"], ["--users=4"]])
+def test_users_of_an_answer_are_a_batch(
+    users: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["estimate", "qwen3-0.6b", "--context", "4k", "--offline", "--json"]
+    assert main([*asked, *users]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["job"]["batch"] == 4
+    assert "`--users` is read as `--batch`" in said.err
+    assert main(["estimate", "qwen3-0.6b", "--users", "4"]) == 2  # of what, nobody knows
 
 
 @pytest.mark.parametrize("name", ["claude", "Claude-3.5-Sonnet", "gpt-4o", "GPT4", "gemini 2.5"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -94,16 +96,28 @@ class Estimating(Engines):
     def meant(self, args: list[str]) -> list[str]:
         option = cli_arguments.context_of(args)
         if not option:
-            return args
+            return users_as_batch(args)
         message = f"`{option}` is read as a question about answering, so `--task inference`"
         hint = "for training, name a `--method`, and the length by `--seq`"
         complain((Problem(message=message, hint=hint, level="note"),))
-        return [*args, "--task", "inference"]
+        return users_as_batch([*args, "--task", "inference"])
 
     def answered(self, words: tuple[str, ...]) -> tuple[int, str]:
         from memfit.cli.engine import run
 
         return run(words, columns())
+
+
+def users_as_batch(args: list[str]) -> list[str]:
+    """`--users 8` of a question about answering as `--batch 8`, with a note."""
+    words = [part for word in args for part in word.split("=", 1)]
+    flags = [word for word in words if word.startswith("--")]
+    answers = ("--task", "inference") in pairwise(words)
+    if not answers or "--users" not in flags or "--batch" in flags:
+        return args
+    message = "`--users` is read as `--batch`: transformers answers all of them together"
+    complain((Problem(message=message, hint="`--engine vllm` is a server", level="note"),))
+    return [re.sub("^--users", "--batch", word) for word in args]
 
 
 class PlanningCommand(Engines):
