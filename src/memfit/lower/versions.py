@@ -126,7 +126,9 @@ def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Ten
 def whole_prompt(program: Program) -> bool:
     """Whether `generate` computes the logits of the whole prompt: `num_logits_to_keep` came with
     4.45 to Llama's relatives."""
-    return program.job.version("transformers") < (4, 45) or program.model.family in BROUGHT
+    model = program.model
+    old = program.job.version("transformers") < (4, 45)
+    return old or model.whole_prompt or model.family in BROUGHT
 
 
 def fp32_logits(program: Program) -> bool:

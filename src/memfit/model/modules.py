@@ -495,6 +495,7 @@ class Model:
     last: str = ""  # the module of the last parameter, where it is one of the towers'
     own_loss: bool = False  # its class cuts its logits itself (`losses.selected`)
     checkpoints: bool = True  # the class supports gradient checkpointing
+    whole_prompt: bool = False  # its class has no `logits_to_keep`: generation computes all logits
     stored: tuple[Stored, ...] = field(
         default=(), repr=False
     )  # exact blocks of a quantized file, in place of the weights below

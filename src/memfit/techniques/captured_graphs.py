@@ -96,7 +96,7 @@ def of_generation(program: Program) -> Iterator[tuple[str, str]]:
         yield "with beams", "job.beams"
     if job.new_tokens == 0:
         yield "for a single forward pass", "job.new_tokens"
-    if job.logits != "last":
+    if job.logits != "last" or program.model.whole_prompt:
         yield "with the logits of the whole prompt", "job.logits"
     if job.seq < SHORTEST:
         yield f"for prompts of fewer than {SHORTEST} tokens", "job.seq"

@@ -47,7 +47,6 @@ COUNTS = (
     "num_key_value_heads",
 )
 LARGE = 16
-OWN_LOSS: tuple[dict[str, bool], ...] = ({}, {"own_loss": True})
 HEAD_SIZE = "head_dim"
 TRAINED: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 200, "optimizer": "sgd"},
@@ -123,9 +122,24 @@ def texts_of(kind: str, own: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         return
     text = {**short(own.to_dict()), "model_type": kind, "pad_token_id": 0}
     usual = _rows.parts()  # those that others are made of come first: several may agree
-    for name, one in sorted(families().items(), key=lambda pair: (-usual[pair[0]], pair[0])):
-        if not (one.heads or one.brought or "text_config" in one.examples[0]):
-            yield name, [text]
+    named = sorted(families().items(), key=lambda pair: (-usual[pair[0]], pair[0]))
+    some = [
+        (name, one.examples[0])
+        for name, one in named
+        if not (one.heads or one.brought or "text_config" in one.examples[0])
+    ]
+    yield from ((name, [text]) for name, _ in some)
+    for name, example in some:  # the class's own defaults may be no model of that family
+        sizes = {key: one for key, one in example.items() if type(one) is int and key in text}
+        sizes.pop("num_hidden_layers", None)
+        yield name, [text | sizes | heads_of_size(own, example)]
+
+
+def heads_of_size(own: Any, example: Mapping[str, Any]) -> dict[str, int]:
+    """The size of a head, where a config says it and an example leaves it to the quotient."""
+    if getattr(own, HEAD_SIZE, None) is None or HEAD_SIZE in example:
+        return {}
+    return {HEAD_SIZE: example["hidden_size"] // example["num_attention_heads"]}
 
 
 def heads_apart(own: Any, text: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,8 +327,12 @@ def of_class(parts: Parts) -> dict[str, bool]:
         "checkpoints": found.supports_gradient_checkpointing,
         "flash": found._supports_flash_attn,
     }
-    cut = "shift_attention_mask" in inspect.getsource(found.forward)
-    return {**{key: False for key, one in said.items() if not one}, **OWN_LOSS[cut]}
+    has = {
+        "own_loss": "shift_attention_mask" in inspect.getsource(found.forward),
+        "whole_prompt": "logits_to_keep" not in inspect.signature(found.forward).parameters,
+    }
+    lacks = {key: False for key, one in said.items() if not one}
+    return lacks | {key: True for key, one in has.items() if one}
 
 
 def plainly(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -443,7 +461,9 @@ def fault_of(config: dict[str, Any], data: Mapping[str, Any]) -> str:
         return f"the buffer `{name}` is not as in transformers"
     without = {} if data.get("checkpoints", True) else {"checkpointing": "none"}
     jobs = [{**one, "head": head, **without} for one in TRAINED]
-    jobs += [{**one, "head": head} for one in GENERATED]
+    model = build(config)
+    if model.graphs is None or not model.whole_prompt:  # no graph has the logits of a whole prompt
+        jobs += [{**one, "head": head} for one in GENERATED]
     return first_fault(config, jobs)
 
 

@@ -154,7 +154,8 @@ def parts_of(kind: str, own: Any, text: Mapping[str, Any], given: Mapping[str, A
         raise refuse(kind, "its config has no part for a language model")
     head = head_of(own)
     whole = {**dict.fromkeys(unlisted(own, head)), **dict(flat(own, section))}
-    if unknown := sorted(set(given) - set(whole)):
+    source = source_of(own, head)
+    if unknown := sorted(one for one in set(given) - set(whole) if f"config.{one}" not in source):
         raise refuse(kind, f"its config has no `{unknown[0][:60]}`")
     return Parts(
         kind=kind,
@@ -168,9 +169,14 @@ def parts_of(kind: str, own: Any, text: Mapping[str, Any], given: Mapping[str, A
 
 def unlisted(own: Any, head: str) -> list[str]:
     """Fields that the class's code reads where a config has them, and its config class lacks."""
+    found = OPTIONAL.findall(source_of(own, head))
+    return sorted(one for one in set(found) if not hasattr(own, one))
+
+
+def source_of(own: Any, head: str) -> str:
+    """The file of the class."""
     (cls,) = classes.classes(classes.builder(head, own), own)
-    source = inspect.getsource(inspect.getmodule(cls))  # type: ignore[arg-type]
-    return sorted(one for one in set(OPTIONAL.findall(source)) if not hasattr(own, one))
+    return inspect.getsource(inspect.getmodule(cls))  # type: ignore[arg-type]
 
 
 def flat(own: Any, leave: str, path: str = "") -> Iterator[tuple[str, Any]]:

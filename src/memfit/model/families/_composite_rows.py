@@ -75,6 +75,7 @@ def composite_model(data: Mapping[str, Any], fields: Fields) -> Model:
         last=data["last"],
         own_loss=data.get("own_loss", False),
         checkpoints=data.get("checkpoints", True),
+        whole_prompt=data.get("whole_prompt", False),
     )
     layers = model.layers if data.get("flash", True) else tuple(map(without_flash, model.layers))
     head = replace(model.head, name=text["head"])
