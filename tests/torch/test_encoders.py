@@ -206,6 +206,19 @@ def test_the_text_beside_a_tower_may_have_other_sizes(name: str) -> None:
             build({**config, "text_config": {**config["text_config"], **other}})
 
 
+def test_short_sequences_are_seen_whole_and_longer_ones_refused() -> None:
+    """BigBird's attention on blocks begins behind five of them and twice those drawn by chance
+    (modeling_big_bird.py `max_tokens_to_attend`)."""
+    config = {**unseen(CHAINS["big_bird"], "masked-lm"), "max_position_embeddings": 900}
+    longest = Job(head="masked-lm", batch=1, seq=(5 + 2 * 3) * 64, packing=False)
+    assert abs(compared(config, longest)) <= WORST / 10
+    with pytest.raises(InputError, match=r"for 705 tokens \(at most 704\)"):
+        estimate(build(config), longest.replace(seq=705))
+    for field, value in {"block_size": 16, "rescale_embeddings": True}.items():
+        with pytest.raises(InputError, match="no captured graph of `big_bird` with"):
+            build({**config, field: value})
+
+
 @pytest.mark.parametrize("seq", [73, 101, 108])
 def test_lengths_that_windows_divide_or_not(seq: int) -> None:
     """Longformer pads to whole windows; a list has one for each layer."""

@@ -3,7 +3,7 @@ of them. What no expression of the searched form gives is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement
 from math import prod
@@ -28,10 +28,12 @@ class Unsolved(Exception):
 
 
 class Solver:
-    """Finds expressions for sizes seen in runs with these dimensions, one mapping a run."""
+    """Finds expressions for sizes seen in runs with these dimensions, one mapping a run. Those that
+    follow from others are named where nothing else will do."""
 
-    def __init__(self, runs: Sequence[Dims]) -> None:
+    def __init__(self, runs: Sequence[Dims], following: Collection[str] = ()) -> None:
         self.runs = tuple(runs)
+        self.following = frozenset(following)
         self.known: dict[Sizes, str | int | None] = {}
         self.names = tuple(name for name in self.runs[0] if self._varied(name))
         self.constant_names = tuple(name for name in self.runs[0] if not self._varied(name))
@@ -135,6 +137,7 @@ class Solver:
         plain = [one for one in found if one[0] == 1] or found
         shortest = min(len(names) for _, names in plain)
         plain = [one for one in plain if len(one[1]) == shortest]
+        plain = [one for one in plain if not self.following & {*one[1]}] or plain
         if len(plain) > 1:
             texts = " or ".join(f"`{written((one,))}`" for one in plain[:3])
             raise Unsolved(f"{list(sizes)} may be {texts}")

@@ -137,7 +137,8 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
             if getattr(job, name) > program.model.positions:
                 yield f"for more than {program.model.positions} positions", f"job.{name}"
     if 0 < graphs.row.longest < job.seq or not graphs.answers(job.batch, job.seq):
-        yield f"for {job.seq} tokens, which run other operations than fewer do", "job.seq"
+        most = f" (at most {graphs.row.longest})" if graphs.row.longest else ""
+        yield f"for {job.seq} tokens{most}", "job.seq"
     if job.images:
         yield "with images", "job.images"
     if program.model.unused:

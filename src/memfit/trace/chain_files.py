@@ -158,7 +158,7 @@ def setting(row: ChainRow, head: str, masked: bool, alone: bool) -> Setting:
         found = {**row.dims(Fields(config)), "labels": labels, "batch": batch, "seq": seq}
         found |= {"target": target} if row.pairs else {}
         dims.append(dict(completed(found, row.derived)))
-    solver = Solver(dims)
+    solver = Solver(dims, row.derived)
     solver.check()
     chains = [chain_of(run) for run in runs]
     layers = chains[0].layers
