@@ -124,6 +124,22 @@ def test_other_questions_have_the_peak_of_the_trace(head: str, case: dict[str, A
     assert abs(off) <= WORST, f"{off:+.2%}"
 
 
+def test_captured_graphs_refuse_labels_without_training() -> None:
+    """They ended in a traceback: no setting of a decoder has labels and no loss."""
+    config = {**named("diffllama", SEQUENCE), "dtype": "bfloat16"}
+    with pytest.raises(InputError, match="for inference with a head of labels"):
+        estimate(build(config), Job(task="inference", head=SEQUENCE, batch=2, seq=64))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_modules_before_a_head_of_labels_run_when_the_model_has_returned(dropout: float) -> None:
+    """ModernBERT's decoder has a layer there, and dropout; the masks are gone by then."""
+    config = named("modernbert-decoder", SEQUENCE) | {"classifier_dropout": dropout}
+    job = Job(head=SEQUENCE, batch=16, seq=600, packing=False, optimizer="sgd")
+    off = memory(lower(build(config), job)).allocated / memory(trace_config(config, job)).allocated
+    assert abs(off - 1) <= WORST / 5, f"{off - 1:+.2%}"
+
+
 def test_peft_fails_where_the_formula_says_so() -> None:
     """An adapter on a head that PEFT trains whole."""
     config = {**named("llama", TOKENS), "dtype": "bfloat16"}

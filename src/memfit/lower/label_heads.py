@@ -54,6 +54,9 @@ def batch(r: Recorder, program: Program, size: Dim, tokens: int) -> tuple[Tensor
 def of_sequences(own: Scope, hidden: Value, model: Model, bound: Bound, ctx: Context) -> Value:
     """Labels of every token, and of them those of the last one that is no padding."""
     r, shape = ctx.r, (ctx.batch, ctx.tokens)
+    assert model.labelled is not None
+    if rate := ctx.dropout(model.labelled.dropout):
+        own.assign(hidden, ops.dropout, r, hidden, rate)
     scores = own(head.logits, hidden, model, bound, ctx)
     real = own(r.tensor, shape, BOOL, "ne", "temporaries")
     own.assign(real, r.tensor, shape, INT32, "to", "temporaries")

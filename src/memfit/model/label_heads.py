@@ -23,7 +23,8 @@ class LabelRow:
     """The head of one class: `base` is what the class calls the model where the name is another
     one than in the language model; `rates` are the fields that give the rate of the dropout before
     the head, the first that is given, and `rate` is the class's default. `ends` is the number of
-    outputs of a class that has the same for any number of labels."""
+    outputs of a class that has the same for any number of labels. `front`: what the class calls
+    the modules between the model and the head, which a language model has in `lm_head`."""
 
     head: str
     module: str = "score"
@@ -33,12 +34,18 @@ class LabelRow:
     rate: float = 0.0
     wide: bool = False
     ends: int = 0
+    front: str = ""
 
 
+LANGUAGE = "lm_head"
 # transformers 5.23 modeling_layers.py GenericForSequenceClassification,
 # GenericForTokenClassification, GenericForQuestionAnswering.
 RATES = ("classifier_dropout", "hidden_dropout")
 CLASSIFIES = LabelRow(head=SEQUENCE)
+# modeling_modernbert_decoder.py ModernBertDecoderForSequenceClassification.
+CLASSIFIES_BEHIND = LabelRow(
+    head=SEQUENCE, module="classifier", rates=("classifier_dropout",), front="head"
+)
 TAGS = LabelRow(head=TOKENS, bias=True, rates=RATES, rate=0.1, wide=True)
 ANSWERS = LabelRow(head=SPAN, module="qa_outputs", bias=True, ends=ENDS)
 # Several classes keep the name that the model had in GPT-2 (modeling_llama.py
@@ -74,6 +81,7 @@ def with_labels(model: Model, row: LabelRow, fields: Fields, labels: int = 0) ->
     if fields.problems:
         raise InputError(*fields.problems)
     model = renamed_base(model, row.base) if row.base else model
+    model = renamed_base(model, row.front, LANGUAGE) if row.front else model
     return replace(
         model,
         head=Linear(name=row.module, inputs=model.head.inputs, outputs=count, bias=row.bias),
@@ -96,9 +104,9 @@ def rate_of(row: LabelRow, fields: Fields) -> float:
     return rate
 
 
-def renamed_base(model: Model, name: str) -> Model:
-    """The model under another name in its class."""
-    old = model.prefix.partition(".")[0]
+def renamed_base(model: Model, name: str, old: str = "") -> Model:
+    """The model, or the module `old`, under another name in its class."""
+    old = old or model.prefix.partition(".")[0]
     graphs = model.graphs
     if graphs is not None:
         from memfit.model.families._captured import graphs_of  # written families have none

@@ -88,6 +88,8 @@ def of_generation(program: Program) -> Iterator[tuple[str, str]]:
     job, strategy = program.job, program.strategy
     if not {"prefill", "decode"} <= program.model.graphs.settings:
         yield "for inference", "job.task"
+    if program.model.labelled is not None:
+        yield "for inference with a head of labels", "job.task"
     if program.autocast:
         yield f"for inference in `{job.precision}`", "job.precision"
     if job.cache != "dynamic":

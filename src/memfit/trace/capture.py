@@ -18,6 +18,7 @@ import torch
 from memfit.job import Job
 from memfit.lower.captured.templates import OWN
 from memfit.trace import autocast, cuda, inputs, program, steps
+from memfit.trace.ops import collect
 from memfit.trace.paths import layer_of
 from memfit.trace.recorder import Block, Recorder, local
 
@@ -84,6 +85,14 @@ class Run:
     file: str = ""
 
 
+def apart(values: Any) -> bool:
+    """Whether an operation reads nothing but `x.data` or `x.detach()`, and so passes no gradient
+    on."""
+    found: list[torch.Tensor] = []
+    collect(values, found)
+    return bool(found) and all(hasattr(one, "without_gradient") for one in found)
+
+
 class Writer(Recorder):
     """A recorder that also writes down calls. What a collapsed function does inside is its own
     business."""
@@ -106,9 +115,12 @@ class Writer(Recorder):
         finally:
             self.inside -= 1
         if outer:
-            self.wrote(
-                named(func), before, result, telling(func, args, kwargs), (func, args, kwargs)
-            )
+            telling_more = telling(func, args, kwargs)
+            if apart((*args, *kwargs.values())):
+                telling_more = {**telling_more, "no_grad": True}
+            self.wrote(named(func), before, result, telling_more, (func, args, kwargs))
+        if named(func) == "aten::detach":
+            result.without_gradient = True
         return result
 
     def enter(self, module: Any) -> None:

@@ -115,7 +115,7 @@ def cut(run: Run, ignored: frozenset[str]) -> Chain:
     results: dict[str, tuple[str, int]] = {}
     for name, ref in run.results.items():
         place = builder.latest.get(key(ref)) or builder.root.get(ref.block)
-        if place is not None:
+        if place is not None and place != results.get("loss"):  # under another name, too (LUKE)
             results[name] = place
     pieces = builder.finished()
     return Chain(

@@ -33,7 +33,7 @@ from memfit.trace.program import configuration
 SHOWN = 3  # examples that are captured
 TRIES = 3  # of their sizes
 USUAL = {
-    SEQUENCE: (usual.CLASSIFIES,),
+    SEQUENCE: (usual.CLASSIFIES, usual.CLASSIFIES_BEHIND),
     TOKENS: (usual.TAGS, usual.TAGS_UNDROPPED, usual.TAGS_NARROW, usual.TAGS_NARROW_UNDROPPED),
     SPAN: (usual.ANSWERS, usual.ANSWERS_RENAMED, usual.ANSWERS_LABELLED),
 }

@@ -162,7 +162,17 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
         return chain.final(x, piece, bound, ctx)
     run = evaluated("final", ctx.program.model, ctx)
     run = run.uncast() if ctx.programs.own_head else run
-    return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
+    shared = {name: one for name, one in ctx.shared.items() if name in run.graph.inputs}
+    if behind(run, ctx.program.model):
+        ctx.shared = {}
+    return run.run({"x": x, **shared}, ctx, bound, piece.by_name)["x"]
+
+
+def behind(run: Evaluation, model: Model) -> bool:
+    """Whether modules of the head run that are none of the model, which has returned by then and
+    let go of its masks."""
+    root = model.prefix.partition(".")[0]
+    return any(op.where and not f"{op.where}.".startswith(f"{root}.") for op in run.graph.ops)
 
 
 __all__ = ["arguments", "final", "layer", "linears_of", "programs", "skip_to", "start"]

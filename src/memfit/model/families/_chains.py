@@ -35,6 +35,8 @@ ENCODED = "encoded"  # the encoder's result, where nothing stands between it and
 LAYERS = "layers"  # the dimension that counts them
 CAUSAL = "causal-lm"
 DECODING = "causal-lm-decoder"  # the same class where `is_decoder` is true: its mask is causal
+# GPT's, which lies transposed, and I-BERT's, which PEFT and bitsandbytes do not know.
+OTHER_MATRICES = ("Conv1D", "QuantLinear")
 ENDLESS = 2**40  # positions of a model that looks at distances
 # What PEFT trains whole beside adapters (peft 0.21 peft_model.py
 # PeftModelForSequenceClassification, -TokenClassification, -QuestionAnswering).
@@ -153,10 +155,10 @@ class ChainGraphs:
 
     @property
     def transposed(self) -> bool:
-        """Whether it has GPT's `Conv1D`, to which adapters and packed weights do otherwise than to
-        linear layers."""
+        """Whether it has matrices to which adapters and packed weights do otherwise than to linear
+        layers."""
         layers = self.data["heads"][self.run]["weights"]["layers"].values()
-        return any(one[2] == "Conv1D" for some in layers for one in some)
+        return any(one[2] in OTHER_MATRICES for some in layers for one in some)
 
     @property
     def graphs(self) -> Mapping[str, Graph]:
