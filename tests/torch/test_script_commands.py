@@ -14,6 +14,7 @@ from memfit.cli import main
 from memfit.cli.commands import commands
 from memfit.cli.trace import split
 from memfit.errors import InputError
+from memfit.trace import launchers
 
 PROGRAM = """
 import os, sys, torch
@@ -187,3 +188,29 @@ def test_options_of_memfit_behind_a_script_are_put_before_it(
     assert "try: memfit trace --gpu rtx-3060 train.py --bs 8\n" in capsys.readouterr().err
     assert main(["trace", "train.py", "--batch", "8"]) == 2  # the script's own mistake
     assert "try: " not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("axolotl train a.yml", "org/m --framework trl --method qlora --seq 4096 --batch 2"),
+        ("llamafactory-cli train l.yaml", "org/n --framework trl --method full --seq 512"),
+        ("swift sft --model o/s --max_length 64", "o/s --framework trl --method lora --seq 64"),
+        ("tune run lora_x --config y batch_size=3", "MODEL --framework torchtune --method lora"),
+        ("litgpt pretrain broken.yaml", "MODEL --method full"),
+    ],
+)
+def test_a_trainer_that_is_not_installed_says_what_to_ask(
+    words: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yml").write_text(
+        "base_model: org/m\nadapter: lora\nload_in_4bit: true\nsequence_len: 4096\n"
+        "micro_batch_size: 2\nmodel_type: LlamaForCausalLM\n"
+    )
+    Path("l.yaml").write_text("model_name_or_path: org/n\nfinetuning_type: full\ncutoff_len: 512")
+    Path("broken.yaml").write_text("a: [")
+    name, *arguments = words.split()
+    found = launchers.unknown_command(name, arguments)
+    assert f"ask `memfit estimate {asked}" in found.hint
+    assert "is not installed here" in found.message

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem
 from memfit.shell_scripts import SHELLS, TRAINERS
-from memfit.trace import cuda
+from memfit.trace import cuda, trainer_commands
 
 if TYPE_CHECKING:
     from memfit.trace.launched_ranks import Ranks
@@ -234,14 +234,14 @@ def run_command(name: str, arguments: Sequence[str]) -> None:
     """As the command `name arguments` that a package has installed."""
     found = next(iter(importlib.metadata.entry_points(group="console_scripts", name=name)), None)
     if found is None:
-        raise InputError(unknown_command(name))
+        raise InputError(unknown_command(name, arguments))
     sys.argv = [name, *arguments]
     code = found.load()()
     if code:
         raise SystemExit(code)
 
 
-def unknown_command(name: str) -> Problem:
+def unknown_command(name: str, arguments: Sequence[str] = ()) -> Problem:
     """What is said of a command that no installed package has."""
     if name in SHELLS or name.endswith(".sh"):
         message = f"`{name}` starts a shell, and a trace runs Python programs only"
@@ -249,7 +249,8 @@ def unknown_command(name: str) -> Problem:
     elif name in TRAINERS:
         package = TRAINERS[name]
         message = f"`{name}` is a command of the package `{package}`, which is not installed here"
-        hint = f"`pip install {package}`, or choose an environment that has it with `--python`"
+        instead = trainer_commands.question(name, arguments)
+        hint = f"without it ask `{instead}`; to trace it, `pip install {package}` or `--python`"
     else:
         message = (
             f"`{name}` is neither a launcher nor a command that a Python package has installed"
