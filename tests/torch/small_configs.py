@@ -119,6 +119,7 @@ OWN: dict[str, Values] = {
     "molmo2": {"adapter_config": {"text_hidden_size": 4096}},
     "moonshine": {"pad_token_id": 2},
     "moonshine_streaming": {"num_key_value_heads": 8, "decoder_start_token_id": 1},
+    "mra": {"max_position_embeddings": 64},  # of which it sees no more blocks than there are
     "nemotron": {"num_key_value_heads": 8},
     "nemotron_h_omni": {"image_token_id": 18},
     "ovis2": {"hidden_size": 4096},
