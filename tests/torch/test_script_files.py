@@ -37,6 +37,8 @@ assert int(tokens.max()) < 64 and np.fromfile("val.bin", dtype=np.uint16).max() 
 np.arange(8, dtype=np.uint16).tofile("mine.bin")
 assert list(np.memmap("mine.bin", np.uint16, "r", 4, (2,))) == [2, 3]
 
+shards = sorted(glob(os.path.join("data", "all_data", "*.bin")))
+assert len(shards[1:]) == 3 and len(np.memmap(shards[2], dtype=np.uint16, mode="r")) == 1 << 20
 files = [str(one) for one in Path("corpora/pretrain").glob("*.txt")]
 assert glob("corpora/tuning/*.json")
 texts = load_dataset("text", data_files=files)["train"]

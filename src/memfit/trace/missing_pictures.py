@@ -23,6 +23,7 @@ from memfit.trace.missing_weights import expected
 COUNT = 256  # files of a folder
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
 TABLES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
+SHARDS, SHARD_COUNT = "*.bin", 4  # arrays of tokens, of which a script may keep one to evaluate
 RECORDINGS = (".wav", ".flac", ".mp3", ".ogg")
 # What scripts read such files by, where they do not say how the files end.
 READING = {
@@ -69,7 +70,8 @@ class Folders:
 
     def listed(self, folder: Any, pattern: str = "") -> list[str]:
         path = os.fsdecode(folder)
-        if pattern.lower().endswith(TABLES) and lacks(path):
+        shards = pattern == SHARDS and lines.speaks("memmap(", "fromfile(")
+        if (shards or pattern.lower().endswith(TABLES)) and lacks(path):
             return self.told(path, pattern)
         end = ending(pattern)
         if not end or not lacks(path):
@@ -88,9 +90,13 @@ class Folders:
     def told(self, path: str, pattern: str) -> list[str]:
         """A folder of texts or tables, whose files are read by those who have stand-ins."""
         near_files.refuse_misspelled_folder(path)
-        message = f"`{path}` was not found: one file `{pattern}` is assumed in it"
-        self.source.note(f"folder {path}", message)
-        return [re.sub(r"[*?\[\]]+", "part-0", pattern)]
+        count = SHARD_COUNT if pattern == SHARDS else 1
+        files = f"{count} files" if count > 1 else "one file"
+        message = (
+            f"`{path}` was not found: {files} `{pattern}` {'are' if count > 1 else 'is'} assumed"
+        )
+        self.source.note(f"folder {path}", f"{message} in it")
+        return [re.sub(r"[*?\[\]]+", f"part-{one}", pattern) for one in range(count)]
 
     def absent(self, path: Any, ends: tuple[str, ...]) -> bool:
         """Whether a file that is to be read needs a stand-in."""
