@@ -28,8 +28,12 @@ PLACES = ("model.embed_vision.", "model.embed_audio.")
 
 
 def dims(fields: Fields) -> Dims:
-    fields.assume(sliding_window=WINDOW)
-    fields.config = {**fields.config, **UNREAD}
+    if not fields.config.keys() - {"model_type"}:  # no config of a model
+        fields.count("hidden_size")
+        fields.count("vocab_size")
+    else:
+        fields.assume(sliding_window=WINDOW)
+        fields.config = {**fields.config, **UNREAD}
     if fields.config.get("num_kv_shared_layers"):
         fields.blame("num_kv_shared_layers", "no captured graph with layers that share keys", TRACE)
     return gemma4.dims(fields)
