@@ -271,7 +271,8 @@ def test_a_window_that_cuts_sequences_needs_a_mask(name: str) -> None:
     ours, theirs = memory(lower(model, job)).allocated, memory(trace_config(config, job)).allocated
     assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
     start = model.graphs.of("start", 2, 120, "")
-    assert start is not model.graphs.of("start", 2, 119, "")
+    same = name.startswith("gemma4_unified")  # its class makes all masks, whatever the window is
+    assert (start is model.graphs.of("start", 2, 119, "")) == same
 
 
 def test_a_weight_that_code_multiplies_itself_may_stay_unpacked() -> None:

@@ -27,6 +27,7 @@ ROWS = {name: data for name, data in DATA.items() if data.get("composite")}
 # How many cases: of weights behind the language model, of one that is captured, of sounds, of a
 # loss of its own, of an embedding that the class around the language model holds
 SOME = {"fuyu": 3, "lfm2_vl": 1, "glmasr": 2, "qwen2_audio": 1, "granite_speech": 3}
+SECTIONS = {"qwen2_5_omni_thinker": 36}  # positions have sections of 16, 24 and 24 in each head
 CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 130, "method": "lora", "packing": False},
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
@@ -40,6 +41,8 @@ def unseen(name: str) -> dict[str, Any]:
     text = config["text_config"]
     for key in ("hidden_size", "intermediate_size", "vocab_size"):
         text[key] = 12 * text[key]
+    for key in ("num_attention_heads", "num_key_value_heads") if name in SECTIONS else ():
+        text[key] = SECTIONS[name] * text[key]
     return {**config, "dtype": "bfloat16"}
 
 
