@@ -349,11 +349,11 @@ def test_code_that_ends_with_a_length_is_said(bert: Subject) -> None:
 
 
 def test_a_model_that_asks_for_more_than_ids_is_refused() -> None:
-    """BROS wants a box for every token, also on the CPU."""
+    """LXMERT wants what a detector saw, also on the CPU. BROS is given a box for every token."""
     with pytest.raises(InputError, match="does not run on the CPU: ValueError"):
-        positions_left(
-            {"model_type": "bros", "num_hidden_layers": 1}, "none", "token-classification"
-        )
+        positions_left({"model_type": "lxmert"}, "none", "question-answering")
+    small = {"model_type": "bros", "num_hidden_layers": 1, "max_position_embeddings": 64}
+    assert positions_left(small, "max_position_embeddings", "token-classification") == 0
 
 
 def test_positions_are_counted_on_a_real_model() -> None:
