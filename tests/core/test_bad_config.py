@@ -129,6 +129,7 @@ def test_sizes_in_range(value: int) -> None:
             "encoder_layers",
             "num_encoder_layers",
             "decoder_layers",
+            "num_self_attends_per_block",
         }, model_type
         assert (
             len(found & {"hidden_size", "n_embd", "n_embed", "d_model", "emb_dim", "dim"}) >= 1
