@@ -55,11 +55,25 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     )
     if not skip:
         return
+    caches = [held.past_key_values if job.cache != "none" else None]
+    del held, prompt
+    last_tokens(recorder, model, job, plan, settings, caches)
+
+
+def last_tokens(
+    recorder: Recorder,
+    model: Any,
+    job: Job,
+    plan: inputs.Plan,
+    settings: dict[str, Any],
+    caches: list[Any],
+) -> None:
+    """Generate on with the cache as long as it would be by then: the one of `caches`, which the
+    caller gives away."""
     settings.pop("stopping_criteria", None)
     settings.pop("cache_implementation", None)
     settings.pop("cache_config", None)
-    cache = held.past_key_values if job.cache != "none" else None
-    del held, prompt
+    cache = caches.pop()
     for done, count in stretches(job):
         length = job.seq + done
         if cache is not None and not hasattr(cache, "layers"):
