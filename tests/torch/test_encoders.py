@@ -217,6 +217,8 @@ def test_short_sequences_are_seen_whole_and_longer_ones_refused() -> None:
     assert abs(compared(config, longest)) <= WORST / 10
     with pytest.raises(InputError, match=r"for 705 tokens \(at most 704\)"):
         estimate(build(config), longest.replace(seq=705))
+    with pytest.raises(InputError, match=r"for 800 tokens \(at most 704\)"):
+        estimate(build(config), longest.replace(longest=800))
     for field, value in {"block_size": 16, "rescale_embeddings": True}.items():
         with pytest.raises(InputError, match="no captured graph of `big_bird` with"):
             build({**config, field: value})

@@ -133,18 +133,27 @@ def of_chain(program: Program) -> Iterator[tuple[str, str]]:
         yield "with a cache in the outputs", "job.keep_outputs"
     if job.target_seq and not graphs.row.pairs:
         yield "with a decoder", "job.target_seq"
-    if graphs.row.pairs and graphs.row.limited:  # a table ends there, or grows
-        heard = graphs.row.hears and graphs.has("middle")
-        for name in ("target_seq",) if heard else ("seq", "target_seq"):
-            if getattr(job, name) > program.model.positions:
-                yield f"for more than {program.model.positions} positions", f"job.{name}"
-    if 0 < graphs.row.longest < job.seq or not graphs.answers(job.batch, job.seq):
-        most = f" (at most {graphs.row.longest})" if graphs.row.longest else ""
-        yield f"for {job.seq} tokens{most}", "job.seq"
+    yield from too_long(program)
     if job.images:
         yield "with images", "job.images"
     if program.model.unused:
         yield from without_gradients(program)
+
+
+def too_long(program: Program) -> Iterator[tuple[str, str]]:
+    """Lengths that run other operations, of the usual batch and of the longest."""
+    job, graphs = program.job, program.model.graphs
+    if graphs.row.pairs and graphs.row.limited:  # a table ends there, or grows
+        heard = graphs.row.hears and graphs.has("middle")
+        for name in ("target_seq",) if heard else ("seq", "target_seq"):
+            if (job.reach if name == "seq" else job.target_seq) > program.model.positions:
+                yield f"for more than {program.model.positions} positions", f"job.{name}"
+    longest = graphs.row.longest
+    for name, length in {"seq": job.seq, "longest": job.longest or job.seq}.items():
+        if 0 < longest < length or not graphs.answers(job.batch, length):
+            most = f" (at most {longest})" if longest else ""
+            yield f"for {length} tokens{most}", f"job.{name}"
+            break
 
 
 def untrained(program: Program) -> Iterator[tuple[str, str]]:
