@@ -82,7 +82,26 @@ def test_more_tokens_than_positions_are_refused(name: str, key: str) -> None:
         lower(model, job.replace(**{key: model.positions + 1}))
 
 
-DECODERS = ("bart", "marian", "pegasus")
+def test_a_source_is_seen_whole_up_to_a_length_and_a_target_at_any() -> None:
+    """Blocks are the encoder's (modeling_bigbird_pegasus.py `max_tokens_to_attend`)."""
+    row, more = CHAINS["bigbird_pegasus"], {"max_position_embeddings": 900}
+    job = Job(batch=1, seq=(5 + 2 * 3) * 64, packing=False)
+    for head in row.heads:
+        config = unseen(row, head) | more
+        pair = {"target_seq": 850} if head == HEAD else {}
+        longest = job.replace(head=head, **pair)
+        if head == CAUSAL:
+            longest = longest.replace(seq=850)
+        assert abs(compared(config, longest)) <= 0.0005
+        if head != CAUSAL:
+            with pytest.raises(InputError, match=r"for 705 tokens \(at most 704\)"):
+                estimate(build(config), longest.replace(seq=705))
+    for field, value in {"block_size": 16, "num_random_blocks": 2, "use_bias": True}.items():
+        with pytest.raises(InputError, match=f"no captured graph of .* with `{field}`"):
+            build({**config, field: value})
+
+
+DECODERS = ("bart", "bigbird_pegasus", "marian", "pegasus")
 
 
 @pytest.mark.parametrize("name", DECODERS)

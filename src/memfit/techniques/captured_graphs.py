@@ -148,7 +148,7 @@ def too_long(program: Program) -> Iterator[tuple[str, str]]:
         for name in ("target_seq",) if heard else ("seq", "target_seq"):
             if (job.reach if name == "seq" else job.target_seq) > program.model.positions:
                 yield f"for more than {program.model.positions} positions", f"job.{name}"
-    longest = graphs.row.longest
+    longest = 0 if graphs.head in graphs.row.endless else graphs.row.longest
     for name, length in {"seq": job.seq, "longest": job.longest or job.seq}.items():
         if 0 < longest < length or not graphs.answers(job.batch, length):
             most = f" (at most {longest})" if longest else ""

@@ -124,6 +124,7 @@ def row_data(
     usual = {name: key for key, name in subject.names.items()}
     named = {usual.get(key, key): key for key in dims}
     back = {key: name for name, key in named.items()}
+    endless = [one for one in subject.before if one not in subject.beyond]
     return {
         "type": kind,
         "layers": layers,
@@ -147,6 +148,7 @@ def row_data(
         "positions": positions,
         "limited": before is not None,
         **({"longest": subject.longest} if subject.longest else {}),
+        **({"endless": endless} if subject.longest and endless else {}),
         "before": before or 0,
         "checkpoints": checkpoints(subject),
         **of_classes(subject),

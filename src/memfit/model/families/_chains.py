@@ -79,6 +79,7 @@ class ChainRow:
     unties: bool = True  # the class heeds `tie_word_embeddings`
     limited: bool = True  # no token has a position beyond those
     longest: int = 0  # tokens of a sequence beyond which other code runs; 0 for none
+    endless: tuple[str, ...] = ()  # heads that run the same code beyond those
     before: int = 0  # positions that no token has
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that configs leave out
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # see `completed`

@@ -93,6 +93,7 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         positions=data["positions"],
         limited=data["limited"],
         longest=data.get("longest", 0),
+        endless=tuple(data.get("endless", ())),
         before=data["before"],
         depth=data["layers"],
         depths=tuple(keys[0] for keys, _ in data.get("stacks", ())),
