@@ -33,9 +33,10 @@ def dims(fields: Fields) -> Dims:
     found = bert.dims(fields)
     rows = found["max_position_embeddings"] // BLOCK
     found["seen"] = min(rows * fields.count("block_per_row", default=4), rows**2)
-    if found["hidden_size"] < BLOCK * found["num_attention_heads"]:
+    heads, width = found["num_attention_heads"], found["hidden_size"]
+    if width < BLOCK * heads:
         message = f"no captured graph of `mra` with heads of fewer than {BLOCK} values"
-        fields.blame("num_attention_heads", message, TRACE, of=(found["num_attention_heads"],))
+        fields.blame("num_attention_heads", message, TRACE, of=(heads, width))
     return found
 
 
