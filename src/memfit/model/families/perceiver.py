@@ -28,8 +28,10 @@ def dims(fields: Fields) -> Dims:
             ratio(fields, found, width, heads)
             kind = heads.split("_")[1]
             found[f"{width}_each_{kind}"] = found.pop(f"{width}_each")
-    if fields.count(VALUES, default=found["d_latents"]) != found["d_latents"]:
-        fields.blame(VALUES, f"no captured graph of `perceiver` with another `{VALUES}`", TRACE)
+    latents, values = found["d_latents"], fields.count(VALUES, default=found["d_latents"])
+    if values != latents:
+        message = f"no captured graph of `perceiver` with another `{VALUES}`"
+        fields.blame(VALUES, message, TRACE, of=(latents, values))
     return found
 
 
