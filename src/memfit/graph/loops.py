@@ -79,10 +79,15 @@ class _Writer:
         return min(KEPT, (number - self.loop.start) // self.loop.period)
 
     def source(self, new: int) -> int:
-        """Which captured iteration stands for a new one."""
-        if new == 0:
-            return 0
-        return KEPT - 1 if new == self.count - 1 else 1
+        """Which captured iteration stands for a new one. The only one is the last, which reads what
+        the first does."""
+        if new == self.count - 1:
+            return KEPT - 1
+        return 0 if new == 0 else 1
+
+    def wired(self, new: int) -> int:
+        """Which captured iteration reads what a new one does."""
+        return 0 if new == 0 else self.source(new)
 
     def graph(self) -> Graph:
         loop, old = self.loop, self.old
@@ -94,11 +99,11 @@ class _Writer:
         ]
         for new in range(self.count):
             source = self.source(new)
-            for op in bodies[source]:
+            for op, wired in zip(bodies[source], bodies[self.wired(new)], strict=True):
                 ops.append(
                     replace(
                         op,
-                        inputs=tuple(self.read(one, source, new) for one in op.inputs),
+                        inputs=tuple(self.read(one, self.wired(new), new) for one in wired.inputs),
                         outputs=tuple(self.name(one, new) for one in op.outputs),
                     )
                 )
@@ -137,7 +142,7 @@ class _Writer:
         if at < 0:
             return one
         behind = source - at  # how many iterations ago
-        before = new - behind
+        before = max(0, new - behind)  # of two, the last one reads the first
         return self.name(self.twin(one, self.source(before)), before)
 
     def last(self, one: int) -> int:
@@ -171,9 +176,9 @@ class _Writer:
 
     def moved(self, value: int, source: int, new: int) -> Value:
         old = self.values[value]
-        of = old.of
+        of = self.values[self.twin(value, self.wired(new))].of
         if of is not None:
-            found = self.read(of, source, new)
+            found = self.read(of, self.wired(new), new)
             of = found if isinstance(found, int) else None
         return replace(
             old, id=self.name(value, new), of=of, until=self.moment(old.until, source, new)

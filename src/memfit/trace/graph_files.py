@@ -88,9 +88,10 @@ def family_file(row: Row, chosen: str = "") -> dict[str, Any]:
         general = setting(row, row.sizes, options)
         graphs = by_batch(row, general, options)
         if row.window:
-            windows = WINDOWS if chosen in GENERATION else (SHORT,) * len(row.examples)
+            varied = chosen in GENERATION or row.beyond
+            windows = WINDOWS if varied else (SHORT,) * len(row.examples)
             cut = (windowed(row, *one) for one in zip(row.examples, windows, strict=True))
-            short = replace(row, examples=tuple(cut))
+            short = replace(row, examples=tuple(cut), derived={**row.derived, **row.beyond})
             graphs |= by_window(
                 graphs, by_batch(short, setting(short, row.sizes, options), options)
             )
@@ -156,11 +157,11 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
         run, length = ran(config, batch, seq, options)
         runs.append(run)
         found = {**row.dims(text_of(row, config)), "batch": batch, "seq": length}
-        if serving and row.window:
+        if row.window and (serving or row.beyond):
             found["window"] = text_of(row, config).count(row.window)
         found = completed(found, row.derived)
         dims.append({key: size for key, size in found.items() if key not in kept_out})
-    solver = Solver(dims)
+    solver = Solver(dims, row.beyond)
     solver.check()
     cut = [pieces(run, run.head) for run in runs]
     counted = (*row.derived, *row.loops)
@@ -168,7 +169,7 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]], options: Mapping[str, An
     listed = [list(row.kinds(text_of(row, one))) for one in row.examples[: len(runs)]]
     kinds = listed[0]
     cut = [alike_in_number(run, prefix, own, kinds) for run, own in zip(cut, listed, strict=True)]
-    loops = short_loops(cut, dims, counted)
+    loops = short_loops(cut, dims, counted, blocks=bool(row.beyond))
     dtype = runs[0].dtype
     graphs, handed = layer_graphs(cut, prefix, kinds, solver, dtype)
     shared = shared_names(cut[0][START], handed)
@@ -250,7 +251,10 @@ def piece_of(name: str, prefix: str, kinds: Sequence[str]) -> str:
 
 
 def short_loops(
-    cut: list[dict[str, Piece]], dims: Sequence[Mapping[str, int]], names: Sequence[str]
+    cut: list[dict[str, Piece]],
+    dims: Sequence[Mapping[str, int]],
+    names: Sequence[str],
+    blocks: bool = False,
 ) -> dict[str, tuple[Loop, ...]]:
     """Cut every piece's loops down; returns them by piece."""
     found: dict[str, tuple[Loop, ...]] = {}
@@ -258,7 +262,7 @@ def short_loops(
     for name in cut[0]:
         if name == TAIL or any(name not in run for run in cut):
             continue
-        shorter, loops = cut_down([run[name] for run in cut], counts, names)
+        shorter, loops = cut_down([run[name] for run in cut], counts, names, blocks)
         for run, piece in zip(cut, shorter, strict=True):
             run[name] = piece
         found[name] = tuple(Loop(start=a, period=b, count=c) for a, b, c in loops)

@@ -4,24 +4,34 @@ first, one of the middle and the last."""
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from memfit.trace.segments import Made, Piece, Refused
 
 LONGEST = 400  # calls of one iteration
 KEPT = 3
+SLICE = "aten::slice.Tensor"
+ALIKE = {"aten::alias": SLICE}  # of a slice that is the whole tensor
 
 
 def cut_down(
-    runs: Sequence[Piece], counts: Sequence[Sequence[int]], names: Sequence[str]
+    runs: Sequence[Piece],
+    counts: Sequence[Sequence[int]],
+    names: Sequence[str],
+    blocks: bool = False,
 ) -> tuple[list[Piece], list[tuple[int, int, str]]]:
     """The pieces with three iterations each, and the loops as (first call, calls an iteration,
-    dimension that counts them). `counts`: the values of `names` in each run."""
+    dimension that counts them). `counts`: the values of `names` in each run. `blocks`: the last
+    iteration may be shorter."""
     found: list[tuple[int, int, str]] = []
-    pieces = list(runs)
+    pieces = [sliced_once(one) for one in runs] if blocks else list(runs)
     begin = 0
     while len({len(one.calls) for one in pieces}) > 1:
-        place = next_loop(pieces, counts, names, begin)
+        place = next_loop(pieces, counts, names, begin, latest=blocks)
         if place is None:
             return list(runs), []
         start, period, name = place
@@ -35,20 +45,83 @@ def cut_down(
 
 
 def next_loop(
-    runs: Sequence[Piece], counts: Sequence[Sequence[int]], names: Sequence[str], begin: int
+    runs: Sequence[Piece],
+    counts: Sequence[Sequence[int]],
+    names: Sequence[str],
+    begin: int,
+    latest: bool = False,
 ) -> tuple[int, int, str] | None:
-    tokens = [[(call.name, call.where) for call in piece.calls] for piece in runs]
+    """The first loop from `begin` on. `latest`: its iterations begin as late as they may, so that
+    the last one ends with the loop of the model's code, of which the first iteration is another."""
+    tokens = [
+        [(ALIKE.get(call.name, call.name), call.where) for call in piece.calls] for piece in runs
+    ]
     for start in range(begin, min(map(len, tokens))):
         if any(one[:start][-1:] != tokens[0][:start][-1:] for one in tokens):
             return None
         for number, name in enumerate(names):
             for period in range(1, LONGEST):
-                if all(
-                    repeats(one, start, period, count[number])
-                    for one, count in zip(tokens, counts, strict=True)
-                ):
+
+                def runs_from(place: int, period: int = period, number: int = number) -> bool:
+                    return all(
+                        repeats(one, place, period, count[number])
+                        for one, count in zip(tokens, counts, strict=True)
+                    )
+
+                if runs_from(start):
+                    while latest and runs_from(start + 1):
+                        start += 1
                     return start, period, name
     return None
+
+
+def sliced_once(piece: Piece) -> Piece:
+    """With one slice where one of another dimension follows that reads nothing else: a shorter last
+    iteration slices `x[:n, :n]` twice, others once, since all of a tensor is one alias."""
+    read = Counter(one for some in piece.reads for one in some if isinstance(one, int))
+    calls = [call.name for call in piece.calls]
+    gone = [
+        number
+        for number, (one, more) in enumerate(itertools.pairwise(calls))
+        if one == more == SLICE
+        and piece.reads[number + 1] == piece.makes[number]
+        and read[piece.makes[number][0]] == 1
+    ]
+    kept = [number for number in range(len(calls)) if number not in gone]
+    source = {piece.makes[number][0]: piece.reads[number][0] for number in gone}
+    numbers = {
+        value.id: place
+        for place, value in enumerate(one for one in piece.values if one.id not in source)
+    }
+
+    def now(one: int | str | None) -> int | str | None:
+        while one in source:
+            one = source[one]
+        return numbers[one] if isinstance(one, int) else one
+
+    def whole(one: int | None) -> int | None:
+        while one in source:
+            one = piece.values[one].of
+        return None if one is None else numbers[one]
+
+    return replace(
+        piece,
+        calls=[piece.calls[number] for number in kept],
+        reads=[tuple(map(now, piece.reads[number])) for number in kept],
+        makes=[tuple(numbers[one] for one in piece.makes[number]) for number in kept],
+        values=[
+            replace(
+                value,
+                id=numbers[value.id],
+                of=whole(value.of),
+                until=value.until and value.until - bisect_left(gone, value.until),
+            )
+            for value in piece.values
+            if value.id in numbers
+        ],
+        given={name: numbers[one] for name, one in piece.given.items()},
+        left={name: numbers[one] for name, one in piece.left.items()},
+    )
 
 
 def repeats(tokens: Sequence[object], start: int, period: int, count: int) -> bool:

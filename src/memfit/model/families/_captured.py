@@ -87,6 +87,8 @@ class Row:
     tower: Tower | None = None
     idle: tuple[str, ...] = ("model.visual.",)
     window: str = ""
+    beyond: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `derived` of sequences
+    # longer than the window, which is a size of its code then: lightning attention's blocks
     last: tuple[str, ...] = ()  # of these modules, the last one that a model has: as of `Model`
     own_positions: bool = False  # as of `Model`
     scaled: bool = False  # logits are divided by a number
@@ -106,12 +108,13 @@ class Graphs:
     derived: Mapping[str, tuple[str, ...]]
     origin: Mapping[str, str]  # the class, its file and checksum, and the versions
     window: int = 0
+    blocks: bool = False  # its code goes by blocks as long as the window: one is not cut
     root: Root = ("", "")  # what names begin with as captured, and in this model
 
     def of(self, name: str, batch: int, seq: int, setting: str) -> Graph:
         """The graph of this name for a batch of this size."""
         graphs = self.all(setting)
-        if self.window and seq >= self.window:  # transformers 5.23 masking_utils.py
+        if self.window and seq >= self.window + self.blocks:  # transformers 5.23 masking_utils.py
             name = f"{name}{LONG}" if f"{name}{LONG}" in graphs else name
         alone = graphs.get(f"{name}{ALONE}") if batch == 1 else None
         return graphs[name] if alone is None else alone
@@ -242,6 +245,7 @@ def model_of(
     dims, kinds = row.dims(fields), list(row.kinds(fields))
     positions = fields.count(row.positions, default=2048, high=2**40)
     window = fields.count(row.window) if row.window else 0
+    dims |= {"window": window} if row.beyond else {}
     dtype = outer.dtype() if said else fields.dtype()
     share = row.active(fields) if row.active is not None else (1, 1)
     unlike(row, fields, data, dims)
@@ -277,9 +281,10 @@ def model_of(
             family=row.name,
             graphs=graphs,
             dims={**data["constants"], **dims},
-            derived=row.derived,
+            derived={**row.derived, **row.beyond},
             origin=data["origin"],
             window=window,
+            blocks=bool(row.beyond),
         ),
     )
 
