@@ -16,7 +16,7 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import _rows, build
-from memfit.trace.composite_files import place_of, ties_of
+from memfit.trace.composite_files import heads_of_size, place_of, ties_of
 from memfit.trace.composite_row import Found, Parts, fields_of, outline, parts_of, ratios_of
 from memfit.trace.decoder_check import first_fault
 from memfit.trace.program import configuration
@@ -124,6 +124,12 @@ def test_a_type_without_an_answer_is_refused_with_the_reason() -> None:
             new_family(kind)
     with pytest.raises(InputError, match="its config has no `vision`"):
         new_family("fuyu", {"vision": 3})
+
+
+def test_an_example_without_heads_of_attention_gives_no_size_of_them() -> None:
+    own = configuration({"model_type": "molmo2_text"}, None)
+    assert heads_of_size(own, {"hidden_size": 96}) == {}
+    assert heads_of_size(own, {"hidden_size": 96, "num_attention_heads": 6}) == {"head_dim": 16}
 
 
 def test_a_class_that_cannot_be_built_says_why() -> None:

@@ -137,7 +137,8 @@ def texts_of(kind: str, own: Any) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def heads_of_size(own: Any, example: Mapping[str, Any]) -> dict[str, int]:
     """The size of a head, where a config says it and an example leaves it to the quotient."""
-    if getattr(own, HEAD_SIZE, None) is None or HEAD_SIZE in example:
+    known = "hidden_size" in example and "num_attention_heads" in example
+    if not known or getattr(own, HEAD_SIZE, None) is None or HEAD_SIZE in example:
         return {}
     return {HEAD_SIZE: example["hidden_size"] // example["num_attention_heads"]}
 
