@@ -15,6 +15,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,11 @@ def change(at: Any, key: Any, draw: random.Random) -> None:
     elif kind < 0.5 and isinstance(at[key], int) and not isinstance(at[key], bool):
         at[key] = draw.choice((at[key] * 2, at[key] + 1, at[key] - 1, -at[key], at[key] * 10**6))
     elif kind < 0.6 and isinstance(at, dict):
-        at[draw.choice(("quantization_config", "rope_scaling", "layer_types", "dtype"))] = (
+        at[draw.choice(("quantization_config", "rope_scaling", "layer_types", "dtype"))] = deepcopy(
             draw.choice(NASTY)
         )
     else:
-        at[key] = draw.choice(NASTY)
+        at[key] = deepcopy(draw.choice(NASTY))
 
 
 def asked(draw: random.Random) -> dict[str, Any]:

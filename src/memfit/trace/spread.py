@@ -206,7 +206,7 @@ def ends(body: Any) -> list[tuple[Any, bool]]:
         layers_of(body),
     )  # of a stage the ends may be missing
     parent = next(one for one in body.modules() if any(child is layers for child in one.children()))
-    norms = [one for one in parent.children() if "Norm" in type(one).__name__]
+    norms = [one for one in parent.children() if "Norm" in type(one).__name__][-1:]
     if head is not None and embedding is not None and head.weight is embedding.weight:
         return [([*norms, embedding, head], False)]
     last = [*norms, *([] if head is None else [head])]

@@ -407,7 +407,7 @@ def execute(step: Step, env: dict[int, Tensor], frame: Frame) -> None:
         results = step.perform(step, args, frame)
     if step.leaf:
         program = frame.ctx.program
-        if program.input_gradients and step.op.where == program.model.embed[0].name:
+        if program.input_gradients and within(step.op.where, program.model.embed[0].name):
             for one in results:
                 one.needs = True  # enable_input_require_grads, of the input embedding alone
     if len(results) == 1:
@@ -431,15 +431,20 @@ def check_packed(step: Step, args: list[Tensor | None], frame: Frame) -> None:
 
 
 def embedded(graph: Graph) -> frozenset[int]:
-    """The operations that make the results of embedding modules, which may scale what they look
-    up."""
+    """The operations that make the results of embedding modules, which may scale or norm what they
+    look up."""
     found = set()
     for number, op in enumerate(graph.ops):
         if op.name == "embedding":
             places = [one.where for one in graph.ops[number:]]
-            other = (place for place, where in enumerate(places) if where != op.where)
+            other = (place for place, where in enumerate(places) if not within(where, op.where))
             found.add(number + next(other, len(places)) - 1)
     return frozenset(found)
+
+
+def within(place: str, module: str) -> bool:
+    """Whether code of a module runs at this place, or of a part of it."""
+    return f"{place}.".startswith(f"{module}.")
 
 
 def needed(graph: Graph, outputs: Mapping[str, int]) -> frozenset[int]:
