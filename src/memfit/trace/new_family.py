@@ -310,7 +310,7 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
     own = configuration(subject.whole, None)
     encodes = classes.builder("masked-lm", own) is not None
     ahead = (CAUSAL,) if not (subject.stacks or encodes) else ()  # the usual head comes first
-    decodes = (CAUSAL,) if subject.stacks or "is_decoder" in subject.whole else ()
+    decodes = (CAUSAL,) if subject.stacks or "is_decoder" in subject.whole or one_class(own) else ()
     heads = (*pair, *ahead, *classes.SILENT[1:], *classes.SILENT[:1], *decodes)
     for head in dict.fromkeys(heads):
         if classes.builder(head, configuration(subject.config(), None)) is None:
@@ -337,6 +337,12 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
         assert not isinstance(again, str)
         subject.before[head] = again
     return {key: default_rate(subject, key, used) for key in used}
+
+
+def one_class(own: Any) -> bool:
+    """Whether the class that fills gaps in a text is also the one that goes on with it."""
+    heads = [classes.builder(one, own) for one in ("masked-lm", CAUSAL)]
+    return all(heads) and len({classes.names(one, own) for one in heads}) == 1
 
 
 def default_rate(subject: Subject, key: str, used: Mapping[str, float]) -> float | str:
