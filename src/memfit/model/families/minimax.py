@@ -59,6 +59,7 @@ captured(
             fields.count("num_local_experts"),
         ),
         silent=FACTORS,
+        absent=("sliding_window",),
         sizes=((3, 188), (7, 250), (11, 427)),
         window="block_size",
         beyond={
