@@ -60,11 +60,11 @@ def options_of(
     if usual.get("framework", Job.framework) != job.framework:
         given["framework"] = job.framework
         usual = assumed(given, config, layouts, half)
-    shorter = asked is not None and asked.seq != job.seq
+    if asked is not None and asked.seq != job.seq:
+        usual = {**usual, "seq": asked.seq}  # so that it is named
     for name in fields:
         value = getattr(job, name)
-        changed = name == "seq" and shorter
-        if name not in given and (changed or value != usual.get(name, getattr(Job, name))):
+        if name not in given and value != usual.get(name, getattr(Job, name)):
             given[name] = value
     return given
 

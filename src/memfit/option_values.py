@@ -11,7 +11,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.registry import nearest
 from memfit.units import parse_count
-from memfit.unrelated_options import EXTEND_TRAINER, NO_OBJECTIVE, OBJECTIVES, unrelated
+from memfit.unrelated_options import NO_OBJECTIVE, OBJECTIVES, OTHER_TRAINERS, unrelated
 
 NAMES = {"str": "text", "int": "an integer", "bool": "true or false", "float": "a number"}
 
@@ -62,12 +62,8 @@ def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Proble
     if kind in ("task", "method", "loss", "framework") and folded in OBJECTIVES:
         message = f"`{value[:60]}` is not supported yet"
         return Problem(message=message, where=where, hint=NO_OBJECTIVE)
-    if kind == "framework" and folded in EXTEND_TRAINER:
-        hint = "the nearest is `--framework trl`: both extend the Trainer of transformers"
-        return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=hint)
-    if kind == "framework" and folded == "unsloth":
-        hint = "its kernels are `--framework trl --unsloth norms,rotary,loss,adapters`"
-        return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=hint)
+    if kind == "framework" and (instead := OTHER_TRAINERS.get(folded)):
+        return Problem(message=f"unknown framework `{value[:60]}`", where=where, hint=instead)
     close = nearest(value, known, cutoff=0.6)
     hint = (
         "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"

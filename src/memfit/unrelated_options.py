@@ -73,8 +73,14 @@ NO_OBJECTIVE = (
     "memfit knows supervised fine-tuning; `memfit trace train.py --gpu NAME` can run your own "
     "script"
 )
-# Trainers that extend the Trainer of transformers, as TRL's does.
-EXTEND_TRAINER = frozenset(("axolotl", "llama-factory", "llamafactory", "ms-swift", "swift"))
+# What to use in place of other trainers. The first extend the Trainer of transformers, as TRL's.
+OTHER_TRAINERS = {
+    **dict.fromkeys(
+        ("axolotl", "llama-factory", "llamafactory", "ms-swift", "swift"),
+        "the nearest is `--framework trl`: both extend the Trainer of transformers",
+    ),
+    "unsloth": "its kernels are `--framework trl --unsloth norms,rotary,loss,adapters`",
+}
 
 
 def is_switch(typed: str) -> bool:
@@ -105,4 +111,4 @@ def folded(typed: str) -> str:
     return typed.lstrip("-").replace("_", "-").lower()
 
 
-__all__ = ["EXTEND_TRAINER", "NO_OBJECTIVE", "OBJECTIVES", "is_switch", "unrelated"]
+__all__ = ["NO_OBJECTIVE", "OBJECTIVES", "OTHER_TRAINERS", "is_switch", "unrelated"]

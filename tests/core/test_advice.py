@@ -178,6 +178,22 @@ def test_the_next_step_is_a_command_that_fits(words, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "fits"
 
 
+def test_a_shorter_sequence_is_named_where_it_is_the_default(capsys):
+    words = "qwen3-14b --method qlora --gpu t4 --seq 2048 --batch 2 --unsloth norms,rotary,loss"
+    assert main(["estimate", *words.split(), "--offline"]) == 1
+    step, why = capsys.readouterr().out.splitlines()[2:4]
+    assert "shorter sequences" in why
+    assert " --seq 1024" in step
+
+
+def test_a_tight_job_above_the_memory_needs_more_than_there_is(capsys):
+    words = "llama-3.1-70b --method full --gpus 16xh100-sxm --use fsdp"
+    assert main(["estimate", *words.split(), "--offline"]) == 1
+    assert capsys.readouterr().out.startswith("tight: needs 9")
+    main(["estimate", "qwen3-8b", "--method", "lora", "--gpu", "rtx-4090", "--offline"])
+    assert capsys.readouterr().out.startswith("tight: 2")
+
+
 def test_by_the_verb():
     found = ask(MODEL, gpu="rtx-4090", batch=4, advise=True, offline=True)
     assert found.advice is not None

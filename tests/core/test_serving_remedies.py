@@ -9,6 +9,7 @@ import pytest
 
 from memfit import serve
 from memfit.cli import main
+from memfit.errors import InputError
 
 ASKED = (
     ("Qwen/Qwen3-32B", "2xrtx-4090", "vllm"),
@@ -79,10 +80,18 @@ def test_all_gpus_of_a_question_share_the_layers_where_nothing_else_is_said(
         assert not any("assumed" in one.message for one in own.problems)
 
 
-def test_as_many_gpus_as_the_heads_allow() -> None:
-    answer = serve("Qwen/Qwen3-8B", engine="vllm", offline=True, gpu="3xrtx-4090")
-    assert answer.gpus == 2
-    assert any("2 of 3 GPUs" in one.message for one in answer.problems)
+@pytest.mark.parametrize(("given", "used"), [("3x", 2), ("6x", 4), ("128x8x", 32)])
+def test_as_many_gpus_as_the_heads_allow(given: str, used: int) -> None:
+    answer = serve("Qwen/Qwen3-8B", engine="vllm", offline=True, gpu=f"{given}rtx-4090")
+    assert answer.gpus == used
+    assert any(f"so {used} of " in one.message for one in answer.problems)
+
+
+def test_what_is_wrong_on_any_number_of_gpus_is_said() -> None:
+    with pytest.raises(InputError, match="max_model_len"):
+        serve("Qwen/Qwen3-8B", engine="vllm", offline=True, gpu="2xrtx-4090", max_model_len=-5)
+    with pytest.raises(InputError, match="quantization"):
+        serve("Qwen/Qwen3-8B", engine="vllm", offline=True, gpu="2xrtx-4090", quantization="awq")
 
 
 def test_older_versions_are_not_offered_weights_that_they_make_too_late(

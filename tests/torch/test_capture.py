@@ -45,7 +45,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "seq": 200, "method": "lora"},
     {"batch": 2, "seq": 200, "method": "qlora", "checkpointing": "full"},
 )
-UNSERVED = {"minimax"}  # whose cache keeps states of its own between tokens
+UNSERVED = {"minimax"}  # its cache also keeps states, which generation does not know yet
 SERVED = [name for name in BY_HAND if known_settings(name) >= set(PASSES)]
 LOOPING = [name for name in SERVED if any(one.loops for one in graphs_of(name, "prefill").values())]
 # Of `generate`: mostly prompt, mostly answer, and packed weights

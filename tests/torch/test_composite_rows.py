@@ -25,7 +25,7 @@ ROOM = Path(_rows.__file__).parents[2] / "libraries" / "transformers" / "rows"
 DATA = {name: json.loads((ROOM / f"{name}.json").read_text()) for name in _rows.names()}
 ROWS = {name: data for name, data in DATA.items() if data.get("composite")}
 # How many cases: of weights behind the language model, of one that is captured, of sounds, of a
-# loss of its own, of an embedding that the class around the language model holds
+# class that computes the loss itself, and of one that keeps the embedded text
 SOME = {"fuyu": 3, "lfm2_vl": 1, "glmasr": 2, "qwen2_audio": 1, "granite_speech": 3}
 SECTIONS = {"qwen2_5_omni_thinker": 36}  # positions have sections of 16, 24 and 24 in each head
 CASES: tuple[dict[str, Any], ...] = (

@@ -83,6 +83,19 @@ def test_what_a_script_prepares_saves_and_loads(
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_what_cannot_be_kept_is_not_what_was_there_before(tmp_path: Path) -> None:
+    import torch
+    from memfit.trace.saved_values import keep, loaded
+
+    place = tmp_path / "best.pt"
+    place.touch()
+    keep(place, {"step": 1}, torch.save)
+    assert loaded(place, None, torch.load) == {"step": 1}
+    keep(place, torch.nn.Linear(2, 2), torch.save)  # a whole module
+    with pytest.raises(KeyError):
+        loaded(place, None, torch.load)
+
+
 def test_a_notebook_behind_two_dashes_is_one() -> None:
     assert split(["--", "train.ipynb"], {})[:1] == ("train.ipynb",)
     assert split(["--", "train.py", "--lr", "1"], {}).launcher == ""

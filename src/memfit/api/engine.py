@@ -115,10 +115,8 @@ def answered(
 
     try:
         if asked is not None:
-            if spread:
-                answer = with_remedy(engine, *on_all_gpus(engine, asked))
-            else:
-                answer = with_remedy(engine, asked, engine.answer(asked))
+            first = on_all_gpus(engine, asked) if spread else (asked, engine.answer(asked))
+            answer = with_remedy(engine, *first)
             if not problems:
                 return answer
     except InputError as bad:

@@ -4,6 +4,7 @@ chunks, or fused with the head."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from memfit.formats import BOOL, FP32
 from memfit.lower import head, ops, versions, views
@@ -52,21 +53,27 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     return total
 
 
-def selected(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Logits in their own dtype, of padded batches those that a mask selects, whose last column is
-    padding, as in the trace (transformers 5.23 modeling_qwen2_audio.py `shift_attention_mask`)."""
+@scoped
+def selected(
+    own: Scope, hidden: Value, labels: Value, model: Model, bound: Bound, ctx: Context
+) -> Value:
+    """Logits in their own dtype. A mask selects those of padded batches: in the trace all but the
+    last column (transformers 5.23 modeling_qwen2_audio.py `shift_attention_mask`)."""
     if ctx.job.packing:
-        return versions.narrow(hidden, labels, model, bound, ctx)
+        return own(versions.narrow, hidden, labels, model, bound, ctx)
     r, rows = ctx.r, ctx.batch * (ctx.tokens - 2)
-    scores = head.logits(hidden, model, bound, ctx)
-    ctx.returned.append(scores)
+    scores = own(head.logits, hidden, model, bound, ctx)
+    own.lend(ctx.returned, scores)
     part, r.part = r.part, "logits"
-    real = r.tensor((ctx.batch, ctx.tokens - 1), BOOL, "ne", "activations")
-    cut = head.whole(ops.cut(r, scores, (*real.shape, scores.shape[-1])), ctx)
-    chosen = views.indexed(r, cut, (rows, scores.shape[-1]), real)
-    del real
-    targets = ops.integers(r, (rows,), "index")
-    loss = ops.cross_entropy(r, chosen, targets, read=FP32 if ctx.autocast is not None else None)
+    shape = (ctx.batch, ctx.tokens - 1)
+    real = own(r.tensor, shape, BOOL, "ne", "activations")
+    cut = own(ops.cut, r, scores, (*shape, scores.shape[-1]))
+    own.assign(cut, head.whole, cut.last, ctx)
+    chosen = own(views.indexed, r, cut, (rows, scores.shape[-1]), real)
+    own.drop(real)
+    targets = own(ops.integers, r, (rows,), "index")
+    read = FP32 if ctx.autocast is not None else None
+    loss = own(partial(ops.cross_entropy, read=read), r, chosen, targets)
     r.part = part
     return loss
 

@@ -264,7 +264,7 @@ def in_order(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Applied:
-    """A function with a backward of its own, as an operation to be run by itself."""
+    """A `torch.autograd.Function`, recorded as one operation that can be run by itself."""
 
     cls: Any
     _schema = SimpleNamespace(is_mutable=False)

@@ -66,7 +66,7 @@ def off(config: Mapping[str, Any], job: Job) -> float:
 
 
 def model_of(config: Mapping[str, Any], head: str) -> Model:
-    """The model; the language model of a composite may be a class of its own."""
+    """The model of a head: of a composite, `causal-lm` means its language model alone."""
     return with_head(build(config), head if head == CAUSAL else "auto", 0)
 
 

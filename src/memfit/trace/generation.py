@@ -69,10 +69,9 @@ class Generation:
         self.kind: Any = None
         self.shared: dict[str, int] = {}  # names in the result -> what the encoder gave
 
-    @property
-    def runs_next(self) -> bool:
-        """Whether the model is run for the next token."""
-        return self.count < FIRST or self.result is None or self.length + 1 + LAST >= limit()
+    def runs(self, length: int) -> bool:
+        """Whether the model is run for the token with which the cache gets this length."""
+        return self.count < FIRST or self.result is None or length + LAST >= limit()
 
     def step(self, call: Callable[[], Any], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the model was not run for this token, and its result."""
@@ -86,7 +85,7 @@ class Generation:
         if self.cache() is not cache or length != self.length:
             self.cache, self.count, self.result = weakref.ref(cache), 0, None
         self.length = length + 1
-        if self.count >= FIRST and self.result is not None and self.length + LAST < limit():
+        if not self.runs(self.length):
             return True, self.grown(cache, encoded)
         found = call()
         self.count += 1

@@ -76,11 +76,12 @@ def restored(value: Any, place: Any, made: dict[Any, torch.Tensor]) -> Any:
 def keep(target: Any, value: Any, save: Callable[..., None]) -> None:
     """Of a file that is there and empty, or of a stream."""
     data = written(value, save)
-    if data is None:
-        return
     if isinstance(target, (str, os.PathLike)):
-        kept[os.stat(target).st_ino] = data
-    elif hasattr(target, "write"):
+        place = os.stat(target).st_ino
+        kept.pop(place, None)  # of what was there before
+        if data is not None:
+            kept[place] = data
+    elif data is not None and hasattr(target, "write"):
         target.write(data)
 
 

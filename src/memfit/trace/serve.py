@@ -68,8 +68,8 @@ def last_tokens(
     settings: dict[str, Any],
     caches: list[Any],
 ) -> None:
-    """Generate on with the cache as long as it would be by then: the one of `caches`, which the
-    caller gives away."""
+    """Generate the last tokens, with the cache as long as it is by then. `caches` holds that cache;
+    it is taken out, so that nobody else keeps it."""
     settings.pop("stopping_criteria", None)
     settings.pop("cache_implementation", None)
     settings.pop("cache_config", None)
@@ -116,13 +116,13 @@ def first_and_last_tokens(recorder: Recorder, model: Any) -> Iterator[None]:
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not recorder.serving:
+        if not recorder.serving and recorder.phase != "prepare":
             recorder.mark("prepare")
             for block in recorder.blocks.values():  # of the caller, not of this phase
                 block.part = block.part or "inputs"
         skipped, result = generation.step(lambda: original(*args, **kwargs), kwargs)
         recorder.calls += skipped
-        recorder.serving = generation.runs_next
+        recorder.serving = generation.runs(generation.length + 1)
         return result
 
     model.forward = forward

@@ -169,8 +169,8 @@ def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
 
 
 def behind(run: Evaluation, model: Model) -> bool:
-    """Whether modules of the head run that are none of the model, which has returned by then and
-    let go of its masks."""
+    """Whether the head has modules outside the model. The model has returned by then, so its masks
+    are gone."""
     root = model.prefix.partition(".")[0]
     return any(op.where and not f"{op.where}.".startswith(f"{root}.") for op in run.graph.ops)
 

@@ -87,8 +87,9 @@ class Row:
     tower: Tower | None = None
     idle: tuple[str, ...] = ("model.visual.",)
     window: str = ""
-    beyond: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `derived` of sequences
-    # longer than the window, which is a size of its code then: lightning attention's blocks
+    # As `derived`, of sequences longer than the window: the blocks of lightning attention, for
+    # which the window is the size of one.
+    beyond: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     last: tuple[str, ...] = ()  # of these modules, the last one that a model has: as of `Model`
     own_positions: bool = False  # as of `Model`
     scaled: bool = False  # logits are divided by a number
@@ -108,7 +109,7 @@ class Graphs:
     derived: Mapping[str, tuple[str, ...]]
     origin: Mapping[str, str]  # the class, its file and checksum, and the versions
     window: int = 0
-    blocks: bool = False  # its code goes by blocks as long as the window: one is not cut
+    blocks: bool = False  # attention by blocks as long as the window, of which one is not cut
     root: Root = ("", "")  # what names begin with as captured, and in this model
 
     def of(self, name: str, batch: int, seq: int, setting: str) -> Graph:

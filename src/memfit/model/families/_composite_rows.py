@@ -30,7 +30,7 @@ def composed(data: Mapping[str, Any]) -> None:
 
 
 def text_alone(data: Mapping[str, Any], model: Model) -> Model:
-    """The language model, which is a class of its own."""
+    """The language model alone, for which transformers has a class."""
     text = data["text"]
     given = {**text["defaults"], **model.config.get("text_config", {})}
     config = {**model.config, "text_config": given}
