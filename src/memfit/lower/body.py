@@ -288,12 +288,7 @@ class Body:
         }
         held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]
         ctx.unseen = self.programs.sequences.unseen_mask(ctx)
-        for mixer in {
-            block.mixer.style: block.mixer
-            for layer, _ in self.model.kinds
-            for block in layer.blocks
-            if isinstance(block.mixer, Attention)
-        }.values():
+        for mixer in {mixer.style: mixer for mixer in self.model.attentions}.values():
             if mixer.style in SHARED:
                 SHARED[mixer.style](mixer, self.model, ctx)
 
@@ -361,5 +356,4 @@ def replayable(run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) ->
 
 def runs_sdpa(model: Model) -> bool:
     """Whether the model's attention has an SDPA path; without one transformers runs it eagerly."""
-    mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
-    return all("sdpa" in mixer.kernels for mixer in mixers if isinstance(mixer, Attention))
+    return all("sdpa" in mixer.kernels for mixer in model.attentions)

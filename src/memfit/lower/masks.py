@@ -26,10 +26,9 @@ def windows(model: Model, *, asked: bool = False) -> tuple[int, ...]:
             hint="add it to the config",
         )
     made = set() if asked else {window for window in model.masks if window is not None}
-    mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
     shared = (
         mixer
-        for mixer in mixers
+        for mixer in model.mixers
         if isinstance(mixer, (Attention, Latent)) and mixer.style not in OWN_MASK
     )
     return tuple(sorted(made.union(window_of(mixer) for mixer in shared)))

@@ -54,8 +54,7 @@ def check(program: Program) -> None:
                 where="job.cache_bits",
             )
         )
-    mixers = [block.mixer for layer, _ in program.model.kinds for block in layer.blocks]
-    if any(getattr(mixer, "window", 0) for mixer in mixers):
+    if any(getattr(mixer, "window", 0) for mixer in program.model.mixers):
         message = "a quantized KV cache needs full attention in every layer"
         found.append(
             Problem(message=message, where="job.cache", hint="use `--cache dynamic` or `static`")

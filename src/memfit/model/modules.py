@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from memfit.lazy_dataclass import dataclass
 
@@ -380,6 +380,9 @@ class Captured(Module):
         return {one.name: one for one in self.linears()}
 
 
+Mixer: TypeAlias = Attention | Latent | MLP | MoE
+
+
 @dataclass(frozen=True, kw_only=True)
 class Block(Module):
     """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no
@@ -390,7 +393,7 @@ class Block(Module):
 
     name: str = ""
     norm: Norm | None = None
-    mixer: Attention | Latent | MLP | MoE
+    mixer: Mixer
     post_norm: Norm | None = None
     scaled: bool = False
     order: str = "pre"
@@ -561,6 +564,19 @@ class Model:
                     times.append(0)
             times[number] += 1
         return tuple(zip(found, times, strict=True))
+
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Attention and feed-forwards of the distinct layers."""
+        return tuple([block.mixer for layer, _ in self.kinds for block in layer.blocks])
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [mixer for mixer in self.mixers if isinstance(mixer, Attention)]
+
+    @property
+    def mixtures(self) -> list[MoE]:
+        return [mixer for mixer in self.mixers if isinstance(mixer, MoE)]
 
     @cached_property
     def frozen(self) -> int:

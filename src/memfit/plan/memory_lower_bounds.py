@@ -247,12 +247,7 @@ class Holds:
         width = self.model.width
         if job.checkpointing == "none" and job.method == "full":
             width += min(
-                (
-                    block.mixer.width
-                    for layer, _ in self.model.kinds
-                    for block in layer.blocks
-                    if isinstance(block.mixer, MLP)
-                ),
+                (mixer.width for mixer in self.model.mixers if isinstance(mixer, MLP)),
                 default=0,
             )
         layers = 2 * width * (len(self.model.layers) // chunks)

@@ -20,7 +20,7 @@ from memfit.formats import FORMATS
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model, MoE
+from memfit.model.modules import Model
 from memfit.plan.goals import Asked
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy
@@ -276,12 +276,7 @@ class Space:
     @cached_property
     def mixtures(self) -> set[int]:
         """How many experts its layers have."""
-        return {
-            block.mixer.experts
-            for layer, _ in self.work.model.kinds
-            for block in layer.blocks
-            if isinstance(block.mixer, MoE)
-        }
+        return {mixer.experts for mixer in self.work.model.mixtures}
 
     def experts(self, within: int) -> list[Part]:
         """Nothing, or the experts of a mixture over some of the ranks of a stage."""

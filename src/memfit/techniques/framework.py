@@ -272,12 +272,7 @@ def rows_apart(program: Program) -> Iterator[Problem]:
     (distributed/fsdp.py, `Shard(1)`), not the stacks; and what its tensor parallelism does around
     experts is not written."""
     strategy = program.strategy
-    mixers = [
-        block.mixer
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, MoE)
-    ]
+    mixers = program.model.mixtures
     if strategy.fsdp is not None and any(strategy.shards > one.experts for one in mixers):
         message = f"not supported yet: {strategy.shards} ranks for fewer experts in torchtitan"
         yield Problem(

@@ -75,15 +75,7 @@ def kept(r: Recorder, program: Program) -> list[Tensor | Storage | None]:
     """TE's workspaces, and what the head's product gathers into (core/utils.py
     GlobalMemoryBuffer)."""
     r.mark("prepare")
-    streams = 1 + (
-        STREAMS
-        if any(
-            isinstance(block.mixer, MoE)
-            for layer, _ in program.model.kinds
-            for block in layer.blocks
-        )
-        else 0
-    )
+    streams = 1 + (STREAMS if program.model.mixtures else 0)
     size = LARGE if program.capability >= HOPPER else SMALL
     found: list[Tensor | Storage | None] = [r.scratch(size, "cublas") for _ in range(streams)]
     if tensor_parallel(program).sequence and not program.model.headless:

@@ -13,17 +13,8 @@ from memfit.techniques.base import Technique
 from memfit.techniques.separate_experts import STACKED
 
 
-def mixtures(program: Program) -> list[MoE]:
-    return [
-        block.mixer
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, MoE)
-    ]
-
-
 def check(program: Program) -> Iterator[Problem]:
-    found = mixtures(program)
+    found = program.model.mixtures
     if not found:
         return
     spread = program.strategy.size("ep") > 1

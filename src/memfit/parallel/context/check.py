@@ -44,11 +44,7 @@ def check(program: Program) -> Iterator[Problem]:
             where="use cp",
             hint="each rank needs two pieces, split further by sequence parallelism",
         )
-    if any(
-        isinstance(block.mixer, Latent)
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-    ):
+    if any(isinstance(mixer, Latent) for mixer in program.model.mixers):
         yield Problem(
             message="not supported yet: context parallelism of latent attention",
             where="use cp",
@@ -57,10 +53,8 @@ def check(program: Program) -> Iterator[Problem]:
     if cp.style == "ulysses":
         heads = {
             count
-            for layer, _ in program.model.kinds
-            for block in layer.blocks
-            if isinstance(block.mixer, Attention)
-            for count in (block.mixer.heads, block.mixer.kv_heads)
+            for mixer in program.model.attentions
+            for count in (mixer.heads, mixer.kv_heads)
             if count % cp.size
         }
         for count in sorted(heads):
@@ -129,12 +123,7 @@ def of_deepspeed(program: Program, cp: CP) -> Iterator[Problem]:
         )
         return
     yield from by_heads(job, program.strategy)
-    mixers = {
-        block.mixer
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, (Attention, Latent))
-    }
+    mixers = {mixer for mixer in program.model.mixers if isinstance(mixer, (Attention, Latent))}
     for one in mixers:
         if (
             isinstance(one, Latent)
@@ -175,22 +164,11 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
     """torch's ring attention as accelerate and the Trainer have it (torch 2.13
     distributed/tensor/experimental/_context_parallel)."""
     job, strategy = program.job, program.strategy
-    heads = {
-        block.mixer.head % 8
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, Attention)
-    }
-    windows = {
-        block.mixer.window
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, Attention)
-    }
+    heads = {mixer.head % 8 for mixer in program.model.attentions}
+    windows = {mixer.window for mixer in program.model.attentions}
     written_out = any(
-        isinstance(block.mixer, Attention) and "sdpa" not in block.mixer.kernels
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
+        isinstance(mixer, Attention) and "sdpa" not in mixer.kernels
+        for mixer in program.model.mixers
     )
     wrong = (
         (not job.hugging, f"of {job.framework}", "use `--framework megatron`"),
@@ -220,12 +198,7 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
             )
     yield from by_sdpa(job)
     if job.attention not in ("eager", *PACKAGES) and element(program) != 2:
-        grouped = any(
-            block.mixer.heads != block.mixer.kv_heads
-            for layer, _ in program.model.kinds
-            for block in layer.blocks
-            if isinstance(block.mixer, Attention)
-        )
+        grouped = any(mixer.heads != mixer.kv_heads for mixer in program.model.attentions)
         message = (
             (
                 "fp32 queries with grouped heads use SDPA's math kernel, where torch "

@@ -55,14 +55,11 @@ def check(program: Program) -> Iterator[Problem]:
 
 def stacks(program: Program) -> frozenset[str]:
     """Names of the weights of experts, within a layer."""
-    mixers = [
-        block.mixer
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, MoE)
-    ]
     return frozenset(
-        weight.name for mixer in mixers for weight in mixer.own() if weight.role == "expert"
+        weight.name
+        for mixer in program.model.mixtures
+        for weight in mixer.own()
+        if weight.role == "expert"
     )
 
 
@@ -83,12 +80,7 @@ def problems(program: Program, ep: EP) -> Iterator[Problem]:
         else:
             yield from planned(job, strategy, ep)
             yield from unwritten(program)
-    found = {
-        block.mixer
-        for layer, _ in program.model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, MoE)
-    }
+    found = set(program.model.mixtures)
     if not found:
         yield Problem(
             message=f"`{program.model.name}` has no experts",
@@ -217,15 +209,9 @@ def sent(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
 def unwritten(program: Program) -> Iterator[Problem]:
     """What has no formula of what transformers does."""
     job, model = program.job, program.model
-    mixers = {
-        block.mixer
-        for layer, _ in model.kinds
-        for block in layer.blocks
-        if isinstance(block.mixer, MoE)
-    }
     wrong = (
         (job.version("transformers") < PLANNED, "before transformers 5.23"),
-        (any(one.format for one in mixers), "of quantized experts"),
+        (any(one.format for one in model.mixtures), "of quantized experts"),
         (
             program.adapter is not None and bool(program.adapter.parameters),
             "with adapters on stacked experts",

@@ -64,7 +64,7 @@ def check(program: Program) -> Iterator[Problem]:
         for name, layout in program.strategy.uses()
         if name not in ("gemini", "tp") and layout.size > 1
     ]
-    mixers = [block.mixer for layer, _ in model.kinds for block in layer.blocks]
+    mixers = model.mixers
     odd = (
         (not job.training, "Gemini supports training only", "job.task", "use one GPU, or `tp`"),
         (

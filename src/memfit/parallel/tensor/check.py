@@ -250,13 +250,9 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         linear.name.rpartition(".")[2] for layer, _ in model.kinds for linear in layer.linears()
     }
     norms = {
-        mixer.q_norm.width != mixer.head
-        for layer, _ in model.kinds
-        for block in layer.blocks
-        if isinstance(mixer := block.mixer, Attention) and mixer.q_norm is not None
+        mixer.q_norm.width != mixer.head for mixer in model.attentions if mixer.q_norm is not None
     }
-    mixers = [block.mixer for layer, _ in model.kinds for block in layer.blocks]
-    styles = {one.style for one in mixers if isinstance(one, Attention)}
+    styles = {one.style for one in model.attentions}
     odd = (
         (
             tp.style == "transformers" and (tp.sequence or tp.parallel_loss),
@@ -277,11 +273,11 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         (tp.parallel_loss and not job.training, "with a parallel loss"),
         (not tp.vocabulary, "with an unsharded embedding and head"),
         (
-            tp.style == "dtensor" and any(isinstance(one, MoE) for one in mixers),
+            tp.style == "dtensor" and bool(model.mixtures),
             "of experts with torch's parallel styles",
         ),
         (
-            tp.sequence and any(isinstance(one, MoE) for one in mixers),
+            tp.sequence and bool(model.mixtures),
             "of experts with sequence parallelism",
         ),
         (job.version("transformers") < PLANNED, "before 5.17"),
@@ -320,12 +316,7 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
     yield from masked(
         job,
         tp,
-        {
-            block.mixer.window
-            for layer, _ in model.kinds
-            for block in layer.blocks
-            if isinstance(block.mixer, Attention)
-        },
+        {mixer.window for mixer in model.attentions},
     )
 
 
@@ -458,9 +449,8 @@ def copies(program: Program, name: str) -> bool:
     }
     inside = {
         f"{model.prefix}.0.{path}"
-        for layer, _ in model.kinds
-        for block in layer.blocks
-        for path in named(block.mixer, kept, model.family)
+        for mixer in model.mixers
+        for path in named(mixer, kept, model.family)
     }
     assert program.adapter is not None
     adapter = replace(program.adapter, saved=(name,))

@@ -340,9 +340,8 @@ def largest_step(setup: Setup) -> int:
     stream = 4 * tokens * model.width * setup.width
     widest = max(
         (
-            layer_peak(block.mixer, rank, tokens, setup.width) + copied(block.mixer, rank, tokens)
-            for layer, _ in model.kinds
-            for block in layer.blocks
+            layer_peak(mixer, rank, tokens, setup.width) + copied(mixer, rank, tokens)
+            for mixer in model.mixers
         ),
         default=0,
     )

@@ -3,7 +3,7 @@ loaded, and NCCL's buffers."""
 
 from __future__ import annotations
 
-from memfit.model.modules import Model, MoE
+from memfit.model.modules import Model
 from memfit.serving.base import Device
 from memfit.serving.links import communicator_bytes
 from memfit.serving.vllm.rules import COMPILING
@@ -53,4 +53,4 @@ def loaded(setup: Setup, device: Device | None) -> int:
 
 def shares_experts(model: Model) -> bool:
     """Whether copies of the model send tokens to each other's experts."""
-    return any(isinstance(block.mixer, MoE) for layer, _ in model.kinds for block in layer.blocks)
+    return bool(model.mixtures)

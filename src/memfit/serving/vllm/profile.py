@@ -44,11 +44,7 @@ def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules, copies
     streams = 2 if rules.engine else 4 + (rank.tensor > 1)
     stream = streams * tokens * model.width * width
     return stream + max(
-        (
-            layer_peak(block.mixer, rank, tokens, width, rules, copies)
-            for layer, _ in model.kinds
-            for block in layer.blocks
-        ),
+        (layer_peak(mixer, rank, tokens, width, rules, copies) for mixer in model.mixers),
         default=0,
     )
 

@@ -42,7 +42,7 @@ def steps_under_way(question: Question, rules: Rules, second: bool) -> int:
 
 def has(model: Model, kind: type) -> bool:
     """Whether a layer of the model has such a mixer."""
-    return any(isinstance(block.mixer, kind) for layer, _ in model.kinds for block in layer.blocks)
+    return any(isinstance(mixer, kind) for mixer in model.mixers)
 
 
 def quantized(question: Question) -> bool:
