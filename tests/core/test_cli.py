@@ -490,6 +490,8 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
             ["estmate", "a"],
             ["`estmate` is neither a command nor a model", "try: memfit estimate a"],
         ),
+        (["fit", "llama-3.3-70b"], ["neither a command", "try: memfit estimate llama-3.3-70b"]),
+        (["fits", "qwen3:8b"], ["neither a command", "try: memfit estimate qwen3:8b"]),
         (["rtx-5900"], ["unknown GPU `rtx-5900`", "try: memfit rtx-"]),
         (["xyzzy"], ["`xyzzy` is neither a command nor a model", "see `memfit --help`"]),
         (["estimate", "llama-3.1-8b", "--cpu"], ["about GPU memory", "-ngl 0"]),

@@ -16,7 +16,7 @@ from memfit.cli import arguments as cli_arguments
 from memfit.cli.errors import complain
 from memfit.cli.flags import complete_model, flag, judged, output
 from memfit.cli.help import EXAMPLES, Helpful, groups, write_examples
-from memfit.cli.routing import is_model
+from memfit.cli.routing import is_model, modelled
 from memfit.cli.run import columns, run_estimate, run_gpus, run_models, run_trace
 from memfit.cli.trace import FLAGS, HELP, TraceCommand, begins_command
 from memfit.errors import InputError, Problem
@@ -171,7 +171,7 @@ class Commands(click.Group):
             close = nearest(args[0], VERBS, cutoff=ALIKE)
             if not close and (unknown := unknown_gpu(args[0])):
                 raise InputError(unknown)
-            if not close and args[1:] and is_model(args[1]):
+            if not close and args[1:] and (is_model(args[1]) or modelled(args[1], VERBS)):
                 close = ["estimate"]
             message = f"`{args[0][:60]}` is neither a command nor a model of the catalog"
             hint = offer(close) or (

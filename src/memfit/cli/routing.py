@@ -167,4 +167,4 @@ def modelled(word: str, verbs: Collection[str]) -> bool:
     return not nearest(word, verbs) and bool(known)
 
 
-__all__ = ["is_model", "routed"]
+__all__ = ["is_model", "modelled", "routed"]
