@@ -386,6 +386,24 @@ def test_what_does_not_fit_names_settings_that_do() -> None:
     assert code == 0
 
 
+@pytest.mark.parametrize(
+    ("model", "words", "line", "offload"),
+    [
+        ("qwen3-8b", "-ngl 12", "12 of 37 layers on the GPU; the CPU computes", (37, 12, 0)),
+        ("qwen3-30b-a3b", "--n-cpu-moe 30", "the CPU computes the experts of 30 l", (49, 49, 30)),
+        ("qwen3-8b", "-ngl 99", "", None),
+    ],
+)
+def test_the_answer_begins_with_what_the_cpu_computes(
+    model: str, words: str, line: str, offload: tuple[int, int, int] | None
+) -> None:
+    asked = (model, "--engine", "llamacpp", "--gpu", "rtx-3060-12gb", "-c", "8192", *words.split())
+    second = run(*asked)[1].splitlines()[1]
+    assert second.startswith(line) if line else second == ""
+    found = json.loads(run(*asked, "--json")[1])["offload"]
+    assert (found and tuple(found.values())) == offload
+
+
 def test_what_was_not_set_is_reduced_until_it_fits() -> None:
     code, text = run("llama-3.1-8b", "--engine", "llamacpp", "--gpu", "rtx-3060-12gb", "--json")
     assert code == 0

@@ -68,12 +68,25 @@ def verdict(answer: ServingAnswer) -> Iterator[str]:
         return
     room = f" of {gib(answer.usable)} GiB" if answer.usable is not None else ""
     yield f"{'fits' if room else 'needs'}: {gib(answer.device)} GiB{room}{on}"
+    yield from offloaded(answer)
     tokens = answer.figures.get("kv_tokens")
     if tokens:
         length = int(answer.figures.get("max_concurrency_len", 0))
         times = answer.figures.get("max_concurrency", 0.0)
         users = f", {times:.2f} requests of {length:,} tokens" if length else ""
         yield f"KV cache for {int(tokens):,} tokens{users}"
+
+
+def offloaded(answer: ServingAnswer) -> Iterator[str]:
+    """What the CPU computes."""
+    one = answer.offload
+    if one is None:
+        return
+    rest = f"from {gib(answer.host)} GiB of its memory"
+    if one.on_gpu < one.layers:
+        yield f"{one.on_gpu} of {one.layers} layers on the GPU; the CPU computes the others {rest}"
+    else:
+        yield f"the CPU computes the experts of {one.cpu_experts} layers {rest}"
 
 
 def subject(answer: ServingAnswer) -> Iterator[str]:

@@ -25,6 +25,15 @@ class Pool:
     counted: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """How many of the layers the GPUs compute, and of how many the experts stay on the CPU."""
+
+    layers: int
+    on_gpu: int
+    cpu_experts: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ServingAnswer(Presented):
     """One engine, one model, one machine. `figures` uses the keys of published rows
@@ -46,6 +55,7 @@ class ServingAnswer(Presented):
     command: str = ""
     failure: str = ""
     remedy: str = ""
+    offload: Offload | None = None
     problems: tuple[Problem, ...] = ()
 
     def on(self, where: str) -> int:

@@ -25,7 +25,7 @@ from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
 from memfit.serving.llamacpp.placement import HOST
 from memfit.serving.llamacpp.setup import Run, set_up
 from memfit.serving.llamacpp.versions import build_number
-from memfit.serving.result import Pool, ServingAnswer
+from memfit.serving.result import Offload, Pool, ServingAnswer
 from memfit.units import MIB
 
 CITE = "llama.cpp b11549"
@@ -138,6 +138,7 @@ def answered(run: Run) -> ServingAnswer:
         command=command(run),
         failure=failure,
         remedy=works,
+        offload=offload(run),
         problems=(*run.problems, *map(note, answers.items())),
     )
 
@@ -163,6 +164,16 @@ def inverse(run: Run) -> dict[str, float]:
     if "most_slots" in run.questions:
         found["most_slots"] = most_slots(run.model, run.settings, run.machine)
     return found
+
+
+def offload(run: Run) -> Offload | None:
+    """How the layers are shared with the CPU, where it computes some of them or their experts."""
+    layers = run.model.number("block_count") + 1  # the output matrix is one more
+    on_gpu = min(run.settings.gpu_layers, layers)
+    experts = min(run.settings.cpu_moe, layers - 1)
+    if not run.machine.devices or (on_gpu == layers and not experts):
+        return None
+    return Offload(layers=layers, on_gpu=on_gpu, cpu_experts=experts)
 
 
 def room_in_all(device: Device) -> int:
