@@ -6,16 +6,19 @@ python tools/mutants.py [--count 30] [--seed 0] [--only simulate/allocator.py] [
 
 A sample is drawn by the seed, so that two runs are about the same changes. Of the share that was
 killed the 95 % interval is printed (Wilson's), and each survivor as soon as it is known: what was
-judged before Ctrl-C is a sample too. Tests have MEMORY bytes of address space, so that a change
-cannot eat the machine. The exit code is 1 where less than LEAST of the changes are killed.
-`--quick` leaves out tests that take longer than seconds, and files that have no others: so `make
-test` can ask it each time. `--all` lists the changes that were killed, too.
+judged before Ctrl-C is a sample too. First the tests run without a change, over sources that note
+which test reaches which place; then each change runs all tests of its room, those that reach it
+before the others and quick ones before slow ones, until one fails. The exit code is 1 where less
+than LEAST of the changes are killed. `--quick` leaves out tests that take longer than seconds, and
+files that have no others: so `make test` can ask it each time. `--all` lists the changes that were
+killed, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
 import shutil
@@ -34,12 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "memfit"
 PASSED, FAILED = 0, 1  # pytest's exit codes
 LIMIT = 240.0  # seconds for the tests of a room, at most; a change that never ends is noticed
-SLOWER, START = 10, 20.0  # times the tests without a change, and seconds beside them, until then
-MEMORY = 6 << 30  # address space of a test run; the tests of all rooms need 2 GiB at most
-LIMITED = f"""\
-import resource, sys, pytest
-resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
-sys.exit(pytest.main(sys.argv[1:]))"""
+SLOWER, START = 10, 10.0  # times the tests without a change, and seconds beside them, until then
+RUNNER = ROOT / "tools" / "tests_in_order.py"
 LEAST = 0.5  # of the changes; the aim is 0.9. Of 30 changes a run with three quarters has this
 # Rooms, and the tests that have to notice. The first that fails is enough: quick ones come first.
 ROOMS = {
@@ -60,17 +59,21 @@ ROOMS = {
     "runs/walker.py": ("test_runs.py",),
     "runs/whole_run.py": ("test_runs.py",),
     "formats.py": ("test_quantized.py",),
-    "simulate/allocator.py": ("test_allocator.py", "test_allocator_settings.py"),
+    "simulate/allocator.py": (
+        "test_allocator.py",
+        "test_allocator_settings.py",
+        "test_allocator_properties.py",
+    ),
     "simulate/bill.py": ("test_time.py", "test_runs.py"),
-    "simulate/blocks.py": ("test_memory.py", "test_allocator.py"),
-    "simulate/expandable.py": ("test_allocator_settings.py", "test_allocator.py"),
+    "simulate/blocks.py": ("test_memory.py", "test_allocator.py", "test_allocator_properties.py"),
+    "simulate/expandable.py": ("test_allocator.py", "test_allocator_properties.py"),
     "simulate/generating.py": ("test_time.py", "test_speed.py"),
     "simulate/memory.py": ("test_memory.py", "test_estimate.py"),
     "simulate/peaks.py": ("test_compact.py", "test_memory.py"),
-    "simulate/replay.py": ("test_allocator.py", "test_replay.py"),
+    "simulate/replay.py": ("test_allocator.py", "test_replay.py", "test_memory.py"),
     "simulate/run.py": ("test_runs.py",),
-    "simulate/settings.py": ("test_allocator_settings.py",),
-    "simulate/time.py": ("test_time.py", "test_speed.py"),
+    "simulate/settings.py": ("test_allocator_settings.py", "test_allocator.py"),
+    "simulate/time.py": ("test_time.py", "test_time_megatron.py", "test_speed.py"),
     "truth/blind.py": ("test_blind.py",),
     "truth/published.py": ("test_published.py", "test_unseen_rows.py"),
     "truth/rows.py": ("test_rows.py", "test_published.py"),
@@ -91,6 +94,7 @@ ROOMS = {
 SLOW = {  # tests of more than seconds
     "test_activation_offload.py",
     "test_advice.py",
+    "test_allocator_properties.py",
     "test_blind.py",
     "test_card.py",
     "test_compact.py",
@@ -103,6 +107,8 @@ SLOW = {  # tests of more than seconds
     "test_time.py",
     "test_what_goes_together.py",
 }
+# Processes that tests start have no one who takes notes.
+MARK = "__reached__ = getattr(__import__('builtins'), '__reached__', abs)"
 OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -131,6 +137,27 @@ class Mutant(NamedTuple):
     line: int
     change: str
     text: str
+    number: int = 0  # of the places of its file
+
+
+class Room(NamedTuple):
+    """The tests of a room without a change: how long all may take with one, and for each test how
+    long it took and which of the chosen places it reached."""
+
+    limit: float
+    tests: dict[str, tuple[float, list[int]]]
+
+    def order(self, place: int) -> list[tuple[str, float]]:
+        """The tests that reach the place, quick ones first, then the others; and how many seconds
+        of the processor each may take."""
+
+        def late(name: str) -> tuple[bool, float]:
+            taken, reached = self.tests[name]
+            return place not in reached, taken
+
+        return [
+            (name, SLOWER * self.tests[name][0] + START) for name in sorted(self.tests, key=late)
+        ]
 
 
 def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
@@ -161,7 +188,47 @@ def mutant(file: str, number: int) -> Mutant:
     before = ast.unparse(node)
     setattr(node, field, value)
     change = f"{before} -> {ast.unparse(node)}"
-    return Mutant(file, getattr(node, "lineno", 0), change, ast.unparse(tree))
+    return Mutant(file, getattr(node, "lineno", 0), change, ast.unparse(tree), number)
+
+
+def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of statements right below a statement."""
+    for _, value in ast.iter_fields(node):
+        if isinstance(value, list) and value:
+            if isinstance(value[0], ast.stmt):
+                yield value
+            for part in value:
+                if isinstance(part, ast.ExceptHandler | ast.match_case):
+                    yield part.body
+
+
+def marked(text: str, marks: dict[int, int]) -> str:
+    """The source with a call of `__reached__` before each statement that holds a place of `marks`,
+    which numbers some of the places. A function's defaults count as its first statement."""
+    tree = ast.parse(text)
+    known = {id(one[0]): number for number, one in enumerate(places(tree)) if number in marks}
+
+    def walk(block: list[ast.stmt]) -> None:
+        for statement in list(block):
+            inner = list(blocks_of(statement))
+            below = {id(one) for part in inner for child in part for one in ast.walk(child)}
+            calls = [
+                ast.parse(f"__reached__({marks[known[id(one)]]})").body[0]
+                for one in ast.walk(statement)
+                if id(one) in known and id(one) not in below
+            ]
+            for part in inner:
+                walk(part)
+            if isinstance(statement, ast.FunctionDef):
+                statement.body[1:1] = calls
+            else:
+                place = block.index(statement)
+                block[place:place] = calls
+
+    walk(tree.body)
+    future = [number for number, one in enumerate(tree.body) if isinstance(one, ast.ImportFrom)]
+    tree.body.insert(future[0] + 1 if future else 0, ast.parse(MARK).body[0])
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def count_of(file: str) -> int:
@@ -181,49 +248,63 @@ def sample(count: int, seed: int, only: str, quick: bool = False) -> list[Mutant
     return [mutant(*one) for one in chosen]
 
 
-def copied(tree: Path, files: set[str]) -> None:
-    """The sources; those that change are written from their syntax trees, as every change is."""
-    shutil.copytree(SOURCE, tree / "memfit", ignore=shutil.ignore_patterns("__pycache__"))
-    for file in files:
-        path = tree / "memfit" / file
-        path.write_text(ast.unparse(ast.parse(path.read_text(encoding="utf-8"))), encoding="utf-8")
+def written(tree: Path, texts: dict[str, str]) -> None:
+    """Files of a copy of the sources in another form. Their compiled form goes: Python goes by
+    size and second, and changes come quickly."""
+    for file, text in texts.items():
+        target = tree / "memfit" / file
+        target.write_text(text, encoding="utf-8")
+        for path in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
+            path.unlink()
 
 
-def survives(one: Mutant, tree: Path, names: tuple[str, ...], limit: float) -> bool | None:
+def plain(file: str) -> str:
+    """A source as its syntax tree writes it, as every change is written."""
+    return ast.unparse(ast.parse((SOURCE / file).read_text(encoding="utf-8")))
+
+
+def survives(
+    one: Mutant, tree: Path, names: tuple[str, ...], room: Room, place: int
+) -> bool | None:
     """Whether no test fails on the change. A failing test or an endless one has noticed it; what
     else pytest returns (sources that cannot be imported, no tests) says nothing: None."""
-    target = tree / "memfit" / one.file
-    before = target.read_text(encoding="utf-8")
-    target.write_text(one.text, encoding="utf-8")
+    before = (tree / "memfit" / one.file).read_text(encoding="utf-8")
+    written(tree, {one.file: one.text})
     try:
-        code = tested(names, tree, limit)
+        code = tested(names, tree, {"order": room.order(place)}, room.limit)
     except subprocess.TimeoutExpired:
         return False
     finally:
-        target.write_text(before, encoding="utf-8")
+        written(tree, {one.file: before})
     return {PASSED: True, FAILED: False}.get(code)
 
 
-def limit_of(names: tuple[str, ...], tree: Path) -> float | None:
-    """Seconds after which a change counts as endless; None where the tests fail without one."""
+def room_of(names: tuple[str, ...], tree: Path) -> Room | None:
+    """What the tests do without a change; None where they fail without one."""
+    notes = tree / "notes.json"
     begin = time.monotonic()
     try:
-        code = tested(names, tree, LIMIT)
+        code = tested(names, tree, {"record": str(notes)}, LIMIT)
     except subprocess.TimeoutExpired:
         return None
     taken = time.monotonic() - begin
-    return min(LIMIT, SLOWER * taken + START) if code == PASSED else None
+    if code != PASSED:
+        return None
+    limit = min(LIMIT, SLOWER * taken + START)
+    return Room(limit, json.loads(notes.read_text(encoding="utf-8")))
 
 
-def tested(names: tuple[str, ...], tree: Path, limit: float) -> int:
+def tested(names: tuple[str, ...], tree: Path, plan: dict[str, object], limit: float) -> int:
     """What pytest returns for these tests over the sources of `tree`."""
     tests = [str(ROOT / "tests" / "core" / name) for name in names]
-    command = [sys.executable, "-c", LIMITED, "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    command += ["-o", f"pythonpath={tree} {ROOT}"]
+    file = tree / "plan.json"
+    file.write_text(json.dumps(plan), encoding="utf-8")
+    command = [sys.executable, str(RUNNER), str(file), "-q", "-x", "-n", "0"]
+    command += ["-p", "no:cacheprovider", "-o", f"pythonpath={tree} {ROOT}"]
     done = subprocess.run(
         [*command, *tests],
         cwd=ROOT,
-        env={**os.environ, "CI": "1", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "CI": "1", "PYTHONPATH": str(tree)},
         capture_output=True,
         timeout=limit,
         check=False,
@@ -254,6 +335,79 @@ def report(lives: list[bool | None]) -> int:
     return int(killed < LEAST * judged)
 
 
+def with_marks(chosen: list[Mutant]) -> dict[str, str]:
+    """The sources that note which of the chosen places is reached."""
+    marks: dict[str, dict[int, int]] = {}
+    for place, one in enumerate(chosen):
+        marks.setdefault(one.file, {})[one.number] = place
+    return {
+        file: marked((SOURCE / file).read_text(encoding="utf-8"), numbers)
+        for file, numbers in marks.items()
+    }
+
+
+def code_copied(source: str, target: str) -> None:
+    """Copies code with its times, by which Python knows what it compiled; data is linked to."""
+    if Path(source).suffix in (".py", ".pyc"):
+        shutil.copy2(source, target)
+    else:
+        Path(target).symlink_to(source)
+
+
+class Trees:
+    """Copies of the sources, one for each job."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.all = [folder / str(number) for number in range(jobs)]
+        self.free: Queue[Path] = Queue()
+        for tree in self.all:
+            shutil.copytree(SOURCE, tree / "memfit", copy_function=code_copied)
+            self.free.put(tree)
+
+    def write(self, texts: dict[str, str]) -> None:
+        for tree in self.all:
+            written(tree, texts)
+
+    def lend(self, function: Callable[[Path], T]) -> T:
+        tree = self.free.get()
+        try:
+            return function(tree)
+        finally:
+            self.free.put(tree)
+
+
+def judge(chosen: list[Mutant], asked: argparse.Namespace) -> list[bool | None] | None:
+    """Of each change whether it survives; None where tests fail without one."""
+    files = {one.file for one in chosen}
+    names = {file: tests_of(file, asked.quick) for file in files}
+    groups = sorted(set(names.values()))
+    lives: list[bool | None] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
+        trees = Trees(Path(folder), asked.jobs)
+        trees.write(with_marks(chosen))
+        found = pool.map(lambda group: trees.lend(lambda tree: room_of(group, tree)), groups)
+        rooms = {group: room for group, room in zip(groups, found, strict=True) if room}
+        wrong = [" ".join(group) for group in groups if group not in rooms]
+        if wrong:
+            print(f"the tests fail without a change: {', '.join(wrong)}")
+            return None
+        trees.write({file: plain(file) for file in files})
+
+        def one(place: int) -> None:
+            change, group = chosen[place], names[chosen[place].file]
+            alive = trees.lend(lambda tree: survives(change, tree, group, rooms[group], place))
+            lives.append(alive)
+            if alive is not False or asked.all:
+                print(report_of(change, alive), flush=True)
+
+        try:
+            list(pool.map(one, range(len(chosen))))
+        except KeyboardInterrupt:
+            print(f"stopped after {len(lives)} of {len(chosen)} changes")
+            pool.shutdown(cancel_futures=True)
+    return lives
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=30)
@@ -268,46 +422,11 @@ def main() -> int:
         print(f"nothing to change: no room begins with `{asked.only}`: {', '.join(ROOMS)}")
         return 2
     print(f"{len(chosen)} changes of seed {asked.seed}", flush=True)
-    files = {one.file for one in chosen}
-    groups = sorted({tests_of(file, asked.quick) for file in files})
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
-        trees: Queue[Path] = Queue()
-        for number in range(asked.jobs):
-            copied(Path(folder) / str(number), files)
-            trees.put(Path(folder) / str(number))
-
-        def borrow(function: Callable[[Path], T]) -> T:
-            tree = trees.get()
-            try:
-                return function(tree)
-            finally:
-                trees.put(tree)
-
-        limits = dict(
-            zip(
-                groups,
-                pool.map(lambda names: borrow(lambda tree: limit_of(names, tree)), groups),
-                strict=True,
-            )
-        )
-        wrong = [" ".join(names) for names, limit in limits.items() if limit is None]
-        if wrong:
-            print(f"the tests fail without a change: {', '.join(wrong)}")
-            return 2
-
-        def judge(one: Mutant) -> None:
-            names = tests_of(one.file, asked.quick)
-            alive = borrow(lambda tree: survives(one, tree, names, limits[names] or LIMIT))
-            lives.append(alive)
-            if alive is not False or asked.all:
-                print(report_of(one, alive), flush=True)
-
-        lives: list[bool | None] = []
-        try:
-            list(pool.map(judge, chosen))
-        except KeyboardInterrupt:
-            print(f"stopped after {len(lives)} of {len(chosen)} changes")
-            pool.shutdown(cancel_futures=True)
+    begin = time.monotonic()
+    lives = judge(chosen, asked)
+    if lives is None:
+        return 2
+    print(f"{(time.monotonic() - begin) / 60:.0f} minutes")
     return report(lives)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +54,7 @@ def test_only_a_failing_test_is_a_kill(tmp_path: Path, monkeypatch: pytest.Monke
     mutant = made.Mutant(file, 1, "a -> b", "kept = 2\n")
     for code, lives in ((0, True), (1, False), (2, None), (4, None), (5, None), (-9, None)):
         monkeypatch.setattr(made, "tested", lambda *_, code=code: code)
-        assert made.survives(mutant, tmp_path, ("test_a.py",), 9.0) is lives
+        assert made.survives(mutant, tmp_path, ("test_a.py",), made.Room(9.0, {}), 0) is lives
     assert (tmp_path / "memfit" / file).read_text() == "kept = 1\n"
 
 
@@ -63,9 +66,15 @@ def test_only_a_failing_test_is_a_kill(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_be_judged_is_said(
-    only: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    only: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = tool()
+    shutil.copy(made.SOURCE / "formats.py", tmp_path)
+    monkeypatch.setattr(made, "SOURCE", tmp_path)
     monkeypatch.setattr(sys, "argv", ["mutants.py", "--only", only, "--count", "2"])
     monkeypatch.setattr(made, "tested", lambda *_: made.FAILED)
     assert made.main() == 2
@@ -85,20 +94,95 @@ def test_what_was_not_judged_is_not_counted(capsys: pytest.CaptureFixture[str]) 
     assert made.report([False] * 4 + [True] * 6) == 1
 
 
+def ran(tmp_path: Path, plan: dict[str, object], test: str) -> subprocess.CompletedProcess[str]:
+    """What the runner does with a file of tests."""
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "test_it.py").write_text(test)
+    options = ("-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ".", "test_it.py")
+    runner = ROOT / "tools" / "tests_in_order.py"
+    return subprocess.run(
+        [sys.executable, str(runner), "plan.json", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+
 def test_a_change_cannot_take_all_memory(tmp_path: Path) -> None:
     made = tool()
-    for name, size in (("small", made.MEMORY // 4), ("large", made.MEMORY)):
-        (tmp_path / f"test_{name}.py").write_text(
-            f"import mmap\ndef test_it():\n    mmap.mmap(-1, {size})\n"
-        )
-        options = ("-q", "-p", "no:cacheprovider", "-c", "/dev/null", f"test_{name}.py")
-        done = subprocess.run(
-            [sys.executable, "-c", made.LIMITED, *options],
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == (made.PASSED if name == "small" else made.FAILED)
+    for size, code in ((3 << 29, made.PASSED), (6 << 30, made.FAILED)):
+        test = f"import mmap\ndef test_it():\n    mmap.mmap(-1, {size})\n"
+        assert ran(tmp_path, {"order": []}, test).returncode == code
+
+
+def test_a_test_that_a_change_makes_endless_has_failed(tmp_path: Path) -> None:
+    made = tool()
+    test = "def test_it():\n    while True:\n        pass\n"
+    begin = time.monotonic()
+    code = ran(tmp_path, {"order": [("test_it.py::test_it", 0.2)]}, test).returncode
+    assert code == made.FAILED
+    assert time.monotonic() - begin < 60
+    test = "import time\ndef test_it():\n    time.sleep(0.3)\n"  # a busy machine is no loop
+    assert ran(tmp_path, {"order": [("test_it.py::test_it", 0.2)]}, test).returncode == 0
+
+
+def test_tests_that_reach_a_change_run_first_and_quick_ones_before_slow_ones(
+    tmp_path: Path,
+) -> None:
+    made = tool()
+    source = "A = 1\ndef f(x):\n    if x > 5:\n        return x\n    return 3 + A\n"
+    places = [ast.unparse(node) for node, *_ in made.places(ast.parse(source))]
+    marks = {places.index("5"): 70, places.index("3"): 71}
+    (tmp_path / "it.py").write_text(made.marked(source, marks))
+    test = (
+        "import time, it\n"
+        "def test_large():\n    assert it.f(9) == 9\n"
+        "def test_neither():\n    assert it.A\n"
+        "def test_slow():\n    time.sleep(0.1)\n    assert it.f(1) == 4\n"
+        "def test_small():\n    assert it.f(1) == 4\n"
+    )
+    done = ran(tmp_path, {"record": "notes.json"}, f"import sys\nsys.path.append('.')\n{test}")
+    assert done.returncode == made.PASSED, done.stdout
+    notes = json.loads((tmp_path / "notes.json").read_text())
+    names = {name.split("::")[1]: reached for name, (_, reached) in notes.items()}
+    assert names == {
+        "test_large": [70],
+        "test_neither": [],
+        "test_slow": [70, 71],
+        "test_small": [70, 71],
+    }
+    assert next(iter(notes)).endswith("test_small")  # the last one of the file first
+    order = [name.split("::")[1] for name, _ in made.Room(1.0, notes).order(71)]
+    assert order[:2] == ["test_small", "test_slow"]
+    assert set(order[2:]) == {"test_large", "test_neither"}
+
+
+def test_marks_change_nothing_that_a_function_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tool()
+    source = (
+        "def f(x, add=2):\n"
+        '    """What it says."""\n'
+        "    while x > 3:\n        x -= 2\n"
+        "    if x == 1:\n        return 10\n"
+        "    elif x == 2:\n        return 20 + add\n"
+        "    try:\n        y = 1 // x\n    except ZeroDivisionError:\n        return 7\n"
+        "    match y:\n        case 0:\n            return 30\n"
+        "    return y - 1\n"
+    )
+    count = len(list(made.places(ast.parse(source))))
+    plain, alone, noted, seen = {}, {}, {}, set()
+    exec(source, plain)  # noqa: S102
+    text = made.marked(
+        f"from __future__ import annotations\n{source}", {one: one for one in range(count)}
+    )
+    exec(text, alone)  # noqa: S102 - in a process that a test starts
+    monkeypatch.setattr("builtins.__reached__", seen.add, raising=False)
+    exec(text, noted)  # noqa: S102
+    for space in (alone, noted):
+        assert [plain["f"](x) for x in range(-1, 9)] == [space["f"](x) for x in range(-1, 9)]
+    assert noted["f"].__doc__ == "What it says."
+    assert seen == set(range(count))
 
 
 def test_a_change_that_never_ends_is_noticed_and_costs_little(
@@ -110,17 +194,19 @@ def test_a_change_that_never_ends_is_noticed_and_costs_little(
     (tmp_path / "memfit" / file).write_text("kept = 1\n")
     limits = []
 
-    def endless(names: tuple[str, ...], tree: Path, limit: float) -> int:
+    def endless(names: tuple[str, ...], tree: Path, plan: object, limit: float) -> int:
         limits.append(limit)
         raise subprocess.TimeoutExpired("pytest", limit)
 
     monkeypatch.setattr(made, "tested", endless)
     mutant = made.Mutant(file, 1, "a -> b", "kept = 2\n")
-    assert made.survives(mutant, tmp_path, ("test_a.py",), 9.0) is False
-    assert made.limit_of(("test_a.py",), tmp_path) is None
+    assert made.survives(mutant, tmp_path, ("test_a.py",), made.Room(9.0, {}), 0) is False
+    assert made.room_of(("test_a.py",), tmp_path) is None
     assert limits == [9.0, made.LIMIT]
+    (tmp_path / "notes.json").write_text("{}")
     monkeypatch.setattr(made, "tested", lambda *_: made.PASSED)
-    assert made.START <= (made.limit_of(("test_a.py",), tmp_path) or 0) < 2 * made.START
+    room = made.room_of(("test_a.py",), tmp_path)
+    assert made.START <= room.limit < 2 * made.START
 
 
 def test_a_quick_sample_runs_no_slow_test() -> None:
@@ -134,11 +220,10 @@ def test_a_quick_sample_runs_no_slow_test() -> None:
     assert listed >= made.SLOW
 
 
-def test_every_change_differs_from_the_copied_source_in_one_line(tmp_path: Path) -> None:
+def test_every_change_differs_from_the_copied_source_in_one_line() -> None:
     made = tool()
     one = made.sample(1, 3, "formats")[0]
-    made.copied(tmp_path, {one.file})
-    before = (tmp_path / "memfit" / one.file).read_text().splitlines()
+    before = made.plain(one.file).splitlines()
     after = one.text.splitlines()
     assert len(before) == len(after)
     assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
