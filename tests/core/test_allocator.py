@@ -3,6 +3,8 @@ a tuple `(size, used)` is a block of a segment."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from memfit.errors import InputError, TapeError
@@ -595,6 +597,38 @@ def test_large_segment_size_is_the_page() -> None:
     assert (
         served(12 * M, settings=Settings(large_segment_size=32 * M)).reserved == 12 * M
     )  # from 10 M on: to measure
+
+
+def test_an_expandable_segment_has_addresses_for_an_eighth_more_than_the_device() -> None:
+    # ExpandableSegment reserves totalGlobalMem + totalGlobalMem / 8 (CUDACachingAllocator.cpp,
+    # torch 2.10): 160 + 20 M are nine pages of 20 M, and those of another stream begin behind them
+    allocator = Allocator(EXPANDABLE, 160 * M)
+    allocator.malloc(0, 2 * M, stream=0)
+    allocator.malloc(1, 2 * M, stream=4)
+    assert [segment.address for segment in allocator.segments()] == [0, 180 * M]
+    # and where other programs hold a part, the device's own memory counts
+    allocator = Allocator(EXPANDABLE, 40 * M, total=160 * M)
+    allocator.malloc(0, 2 * M, stream=0)
+    allocator.malloc(1, 2 * M, stream=4)
+    assert [segment.address for segment in allocator.segments()] == [0, 180 * M]
+
+
+@pytest.mark.parametrize("settings", [Settings(), EXPANDABLE])
+def test_segments_are_all_that_is_held_and_their_blocks_fill_them(settings: Settings) -> None:
+    allocator = served(5 * M, 40 * M, 5 * M, 512, 3 * M, settings=settings)
+    allocator.malloc(5, 30 * M, stream=2)
+    for id in (1, 3):
+        allocator.free(id)
+    for _ in range(2):
+        found = allocator.segments()
+        assert sum(one.size for one in found) == allocator.reserved
+        assert sum(one.allocated for one in found) == allocator.allocated == 43 * M
+        for one in found:
+            assert sum(size for size, _ in one.blocks) == one.size
+            assert sum(size for size, used in one.blocks if used) == one.allocated
+        for one, after in pairwise(found):
+            assert one.address + one.size <= after.address
+        allocator.empty_cache()
 
 
 def test_each_stream_has_its_own_expandable_segment() -> None:

@@ -51,6 +51,28 @@ def test_reads(text: str, settings: Settings) -> None:
     assert Settings.parse(text) == settings
 
 
+def test_what_nobody_sets_is_as_torch_has_it() -> None:
+    """The members of `AcceleratorAllocatorConfig` before anything is parsed
+    (c10/core/AllocatorConfig.h, torch 2.13), and the sizes of the same file."""
+    assert Settings() == Settings(
+        expandable_segments=False,
+        max_split_size=None,
+        max_non_split_rounding=None,
+        garbage_collection_threshold=0,
+        roundup_power2_divisions=0,
+        large_segment_size=20 * MIB,
+        memory_fraction=1,
+    )
+    assert Settings(memory_fraction=0).memory_fraction == 0
+    assert [Settings().rounded(size) for size in (1, 512, 513, MIB, MIB + 1)] == [
+        512,
+        512,
+        1024,
+        MIB,
+        MIB + 512,
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "table"),
     [
@@ -117,6 +139,8 @@ def test_every_problem_at_once_with_the_nearest_names() -> None:
         "roundup_power2_divisions:[0:4]",
         "roundup_power2_divisions:[]",
         "roundup_power2_divisions:[256:1",
+        "roundup_power2_divisions:[256:14",  # without its last character it would be `256:1`
+        "roundup_power2_divisions:5256:1]",
         "roundup_power2_divisions:256:1]",
         "roundup_power2_divisions:[>]",
         "backend:",
@@ -145,6 +169,12 @@ def test_refuses(text: str) -> None:
         {"garbage_collection_threshold": -0.1},
         {"memory_fraction": "all"},
         {"memory_fraction": 2},
+        {"memory_fraction": -0.1},
+        {"memory_fraction": True},
+        {"garbage_collection_threshold": True},
+        {"large_segment_size": True},
+        {"large_segment_size": (2**40 + 1) * MIB},
+        {"max_split_size": 19 * MIB},
         {"roundup_power2_divisions": (4, 4)},
         {"roundup_power2_divisions": (4,)},
         {"roundup_power2_divisions": -2},
@@ -158,6 +188,20 @@ def test_refuses_values(values: dict[str, object]) -> None:
     assert [problem.where for problem in caught.value.problems] == [
         f"allocator.{next(iter(values))}"
     ]
+
+
+@pytest.mark.parametrize("key", [*KEYS, "no_such_key"])
+def test_a_long_value_is_cut_in_what_is_said(key: str) -> None:
+    """A line of a terminal or a log, whatever was pasted. The list of the known keys is 240."""
+    with pytest.raises(InputError) as caught:
+        Settings.parse(f"{key if key in KEYS else key * 100}:{'x' * 900}")
+    assert all(len(problem.message) < 120 for problem in caught.value.problems)
+    table = f"roundup_power2_divisions:[{'3' * 12}:{'4' * 12}]"
+    with pytest.raises(InputError, match="is not a size") as caught:
+        Settings.parse(table)
+    with pytest.raises(InputError, match="reasonable length"):
+        Settings.parse("x" * 2001)
+    assert Settings.parse(" " * 2000) == Settings()
 
 
 def test_no_text_is_refused() -> None:
