@@ -270,7 +270,8 @@ def served(
         found = answered(engine, asked, problems)
     except InputError:
         return None
-    return Served(device=found.device, host=found.host, fits=found.fits)
+    speed = None if found.speed is None else found.speed.at_longest
+    return Served(device=found.device, host=found.host, fits=found.fits, tokens_per_second=speed)
 
 
 def spelled(found: Card, subject: str, place: str) -> Card:

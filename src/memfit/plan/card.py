@@ -193,12 +193,13 @@ Jobs = Callable[[Model, Use, Strategy, GPU | None], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What an engine says of a model: bytes on the fullest GPU and in CPU memory, and whether it
-    starts."""
+    """What an engine says of a model: bytes on the fullest GPU and in CPU memory, whether it
+    starts, and tokens per second of one request behind all of its context."""
 
     device: int
     host: int
     fits: bool
+    tokens_per_second: float | None = None
 
 
 class Serve(Protocol):
@@ -410,7 +411,14 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
     longest = far(top if top <= reach else reach // UNIT * UNIT, UNIT)
     # slots share one context, which may be longer than one sequence (llama.cpp `-c`, `-np`)
     most = far(min(MOST, reach // context) * context, context) // context
-    return Row(use=use, fits=True, device=first.device, longest=longest, most=most)
+    return Row(
+        use=use,
+        fits=True,
+        device=first.device,
+        tokens_per_second=first.tokens_per_second,
+        longest=longest,
+        most=most,
+    )
 
 
 def server_row(model: Model, use: Use, cluster: Cluster) -> Row:

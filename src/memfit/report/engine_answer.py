@@ -95,8 +95,27 @@ def subject(answer: ServingAnswer) -> Iterator[str]:
     if answer.origin:
         yield f"{'from':<{MARGIN}}{answer.origin}"
     yield f"{'engine':<{MARGIN}}{answer.title} {answer.version}".rstrip()
+    yield from speed(answer)
     for place, line in enumerate(answer.command.splitlines()):
         yield f"{'' if place else 'command':<{MARGIN}}{line}"
+
+
+def speed(answer: ServingAnswer) -> Iterator[str]:
+    """Of one request, with few tokens behind it and with its whole context."""
+    label, found = f"{'speed':<{MARGIN}}", answer.speed
+    if found is None:
+        if answer.untimed:
+            yield f"{label}not known: {answer.untimed}"
+        return
+    likely = f"likely {rate(found.low)} to {rate(found.high)}"
+    line = f"{label}{rate(found.tokens_per_second)} tokens/s for one request ({likely})"
+    if found.longest > found.depth:
+        line += f", {rate(found.at_longest)} behind {found.longest:,} tokens"
+    yield line
+
+
+def rate(tokens: float) -> str:
+    return f"{tokens:,.0f}" if tokens >= 100 else f"{tokens:.3g}"
 
 
 def pools(answer: ServingAnswer) -> Iterator[str]:

@@ -34,11 +34,25 @@ class Offload:
     cpu_experts: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Tokens per second of one request alone, behind `depth` other tokens, with the likely range;
+    and behind `longest` tokens, its whole context."""
+
+    tokens_per_second: float
+    low: float
+    high: float
+    depth: int
+    longest: int
+    at_longest: float
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ServingAnswer(Presented):
     """One engine, one model, one machine. `figures` uses the keys of published rows
     (`weights_gib`, `kv_tokens` …); `log` holds the lines that the engine prints; `failure` is the
-    error that it raises instead of starting, and `remedy` the setting that works."""
+    error that it raises instead of starting, and `remedy` the setting that works. `speed` is None
+    for engines whose speed only plans predict, and where `untimed` says why."""
 
     engine: str
     title: str
@@ -56,6 +70,8 @@ class ServingAnswer(Presented):
     failure: str = ""
     remedy: str = ""
     offload: Offload | None = None
+    speed: Speed | None = None
+    untimed: str = ""
     problems: tuple[Problem, ...] = ()
 
     def on(self, where: str) -> int:

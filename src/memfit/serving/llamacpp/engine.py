@@ -22,10 +22,12 @@ from memfit.serving.llamacpp.log import log_lines
 from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.named import of_file, subject
 from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
-from memfit.serving.llamacpp.placement import HOST
+from memfit.serving.llamacpp.placement import HOST, place
+from memfit.serving.llamacpp.recipes import RECIPES
 from memfit.serving.llamacpp.setup import Run, set_up
+from memfit.serving.llamacpp.speed import LIKELY, Decoding, token_seconds
 from memfit.serving.llamacpp.versions import build_number
-from memfit.serving.result import Offload, Pool, ServingAnswer
+from memfit.serving.result import Offload, Pool, ServingAnswer, Speed
 from memfit.units import MIB
 
 CITE = "llama.cpp b11549"
@@ -122,6 +124,7 @@ def answered(run: Run) -> ServingAnswer:
         if failure:
             works = remedy(run.model, run.settings, run.machine)
     answers = inverse(run) if known else {}
+    speed = None if failure else speed_of(run)
     return ServingAnswer(
         engine=run.engine,
         title=run.title,
@@ -139,7 +142,43 @@ def answered(run: Run) -> ServingAnswer:
         failure=failure,
         remedy=works,
         offload=offload(run),
+        speed=speed if isinstance(speed, Speed) else None,
+        untimed=speed if isinstance(speed, str) else "",
         problems=(*run.problems, *map(note, answers.items())),
+    )
+
+
+SHORT = 512  # tokens behind the one whose speed is shown first
+
+
+def speed_of(run: Run) -> Speed | str | None:
+    """Tokens per second of one request, or why they are not known; None where there is no GPU to
+    ask about, or no text is generated."""
+    gpus = [one.gpu for one in run.devices if one.gpu is not None]
+    if (
+        not gpus
+        or len(gpus) < len(run.machine.devices)
+        or RECIPES[run.model.arch].layers == "encoder"
+    ):
+        return None
+    if run.settings.draft is not None:
+        return "the speed with a draft model depends on how many of its tokens are accepted"
+    settings = run.settings
+    longest = settings.context if settings.unified else settings.context // settings.parallel
+    places = place(run.model, settings, run.machine)
+    decoding = Decoding(model=run.model, settings=settings, places=places)
+    depths = (min(SHORT, longest), longest)
+    short, full = (token_seconds(decoding, run.machine, gpus, depth) for depth in depths)
+    if isinstance(short, str) or isinstance(full, str):
+        return short if isinstance(short, str) else str(full)
+    low, high = LIKELY[run.machine.backend.name]
+    return Speed(
+        tokens_per_second=1 / short,
+        low=low / short,
+        high=high / short,
+        depth=depths[0],
+        longest=longest,
+        at_longest=1 / full,
     )
 
 

@@ -1,0 +1,100 @@
+"""Solves the constants of `memfit.serving.llamacpp.speed` from published speeds, and prints them
+with their errors: `python tools/llama_speed.py`, a minute.
+
+Only sources of the fitted half are read for the constants (memfit.truth.llama_speed.held_out); each
+source and GPU weighs the square root of its rows. The constants are changed one by one, in steps
+that get smaller, while the mean of the logarithmic errors falls; an error counts as 50 % at most.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from memfit.errors import MemfitError  # noqa: E402
+from memfit.hardware import GPU  # noqa: E402
+from memfit.serving.llamacpp.speed import READERS, Reader, Work, gpu_seconds  # noqa: E402
+from memfit.truth.llama_speed import LlamaRow, place_row, read_llama_rows  # noqa: E402
+
+MOST_SHARE, LARGEST_ERROR = 0.97, 0.5
+Feature = tuple[LlamaRow, Work, GPU]
+SHARES = ("half", "packed", "cache", "cache_plain")
+
+
+def features(backend: str) -> list[Feature]:
+    """What one token of each row of a backend takes."""
+    found = []
+    for row in read_llama_rows():
+        if not row.decoding or row.gpus > 1:
+            continue
+        try:
+            placed = place_row(row)
+        except MemfitError:
+            continue
+        if isinstance(placed, str) or placed.machine.backend.name != backend:
+            continue
+        works = placed.decoding.work(row.depth + row.tokens / 2)
+        work = works[placed.machine.devices[0]]
+        found.append((row, work, placed.gpu))
+    return found
+
+
+def error(feature: Feature, reader: Reader) -> float:
+    row, work, gpu = feature
+    seconds = gpu_seconds(work, gpu, reader, flash=row.flash, build=row.build)
+    return math.log(1 / seconds / row.measured)
+
+
+def solve(some: list[Feature], start: Reader) -> Reader:
+    sizes = Counter((one[0].source, one[2].id) for one in some)
+    weights = [1 / math.sqrt(sizes[one[0].source, one[2].id]) for one in some]
+
+    def loss(reader: Reader) -> float:
+        errors = (min(abs(error(one, reader)), LARGEST_ERROR) for one in some)
+        return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
+
+    best, step = loss(start), 0.2
+    while step > 0.004:
+        better = False
+        for name in Reader._fields:
+            for factor in (1 + step, 1 / (1 + step)):
+                value = getattr(start, name) * factor
+                tried = start._replace(
+                    **{name: min(value, MOST_SHARE) if name in SHARES else value}
+                )
+                if (found := loss(tried)) < best - 1e-6:
+                    best, start, better = found, tried, True
+        if not better:
+            step /= 2
+    return start
+
+
+def shown(title: str, some: list[Feature], reader: Reader) -> None:
+    errors = [math.exp(error(one, reader)) - 1 for one in some]
+    if not errors:
+        return
+    sizes = sorted(map(abs, errors))
+    print(
+        f"{title:44} {len(sizes):4} median {100 * sizes[len(sizes) // 2]:5.1f} "
+        f"p95 {100 * sizes[-(-95 * len(sizes) // 100) - 1]:5.1f} "
+        f"bias {100 * sorted(errors)[len(errors) // 2]:+6.1f}"
+    )
+
+
+if __name__ == "__main__":
+    for backend in sys.argv[1:] or READERS:
+        every = features(backend)
+        fitted = [one for one in every if not one[0].held_out]
+        held = [one for one in every if one[0].held_out]
+        reader = solve(fitted, READERS[backend])
+        print(backend, ", ".join(f"{name} {value:.4g}" for name, value in reader._asdict().items()))
+        for title, some in (("fitted", fitted), ("held out", held)):
+            shown(title, some, reader)
+            for gpu in sorted({(one[0].source, one[2].id) for one in some}):
+                rows = [one for one in some if (one[0].source, one[2].id) == gpu]
+                shown(f"  {gpu[0][-30:]} {gpu[1]}", rows, reader)
