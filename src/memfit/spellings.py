@@ -207,6 +207,27 @@ SPELLINGS: dict[str, Spelling] = {
     "dropout": Spelling(also=("lora-dropout",)),
     "targets": Spelling(also=("target-modules", "lora-target-modules", "lora-target")),
     "modules_to_save": Spelling(also=("lora-modules-to-save", "additional-target")),
+    # transformers' classes and pipelines, and PEFT's task types
+    "head": Spelling(
+        also=("task-type",),
+        values={
+            "sequence-classification": "classification",
+            "text-classification": "classification",
+            "seq-cls": "classification",
+            "ner": "token-classification",
+            "token-cls": "token-classification",
+            "qa": "question-answering",
+            "question-ans": "question-answering",
+            "fill-mask": "masked-lm",
+            "mlm": "masked-lm",
+            "seq-2-seq-lm": "seq2seq-lm",
+            "summarization": "seq2seq-lm",
+            "translation": "seq2seq-lm",
+            "clm": "causal-lm",
+            "text-generation": "causal-lm",
+            "image-text-to-text": "image-text",
+        },
+    ),
     "quant": Spelling(
         also=("quantization", "bnb-4bit-quant-type", "quantization-bit"),
         flags={

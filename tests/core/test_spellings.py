@@ -101,6 +101,10 @@ def read(*words: str) -> dict[str, Any]:
         ("--int8", {"quant": "int8"}),
         ("--inference --max-new-tokens 256", {"task": "inference", "new_tokens": "256"}),
         ("--lora --method lora", {"method": "lora"}),
+        ("--head sequence-classification", {"head": "classification"}),
+        ("--task-type TOKEN_CLS", {"head": "token-classification"}),
+        ("--task_type SEQ_2_SEQ_LM", {"head": "seq2seq-lm"}),
+        ("--head fill-mask", {"head": "masked-lm"}),
     ],
 )
 def test_flags_of_other_tools(typed: str, options: dict[str, Any]) -> None:
