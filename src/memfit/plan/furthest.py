@@ -19,6 +19,7 @@ from memfit.strategy import Strategy
 UNIT: Annotated[int, setting("tokens of which a longest context is a multiple")] = 256
 SHARE: Annotated[int, setting("part of a length to which its live peak is followed")] = 8
 EXACT: Annotated[int, setting("part of a unit to which a live peak lies on a line")] = 16
+BACK: Annotated[int, setting("part of a number that a step back may have been too long")] = 16
 TRIES: Annotated[int, setting("precise estimates of what a line promises, at most")] = 6
 
 
@@ -67,17 +68,31 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
     found = found or last(short, ends, start, good, known, share=SHARE)
     if found == ends and top % unit and look.over(job.replace(**{name: top})) <= 0:
         return top
-    refused = found
+    refused, excess = found, 0
     for _ in range(TRIES):
         if found < 1:
             break
         over = look.over(job.replace(**{name: found * unit}))
         if over <= 0:
-            return found * unit
-        refused = found
+            return nearer(look, job, name, unit, (found, over), (refused, excess)) * unit
+        refused, excess = found, over
         slope = rise(seen, found)
         found -= max(1, -(-over // slope) if slope > 0 else found // 8)
     return halved(lambda count: look.over(job.replace(**{name: count * unit})), refused) * unit
+
+
+def nearer(
+    look: Look, job: Job, name: str, unit: int, fits: tuple[int, int], not_fits: tuple[int, int]
+) -> int:
+    """A larger number of units where a step back went further than it had to, by the line between
+    the two: the likely range may be wider than the live peak's slope says."""
+    (low, room), (high, excess) = fits, not_fits
+    if high <= low:
+        return low
+    count = low + (high - low) * -room // (excess - room)
+    if (count - low) * BACK <= low or look.over(job.replace(**{name: count * unit})) > 0:
+        return low
+    return count
 
 
 class Short(Protocol):
