@@ -11,9 +11,9 @@ from memfit.model.spellings import ENDINGS
 MOST = 16  # models of one family that are looked at
 # Words of a name that make another form of a model which the family has, too.
 VARIANTS = re.compile(
-    r"-2507|coder|fp8|awq|gptq|-base(?:-\d+k)?$|embedding|reranker|nvfp4|int4|int8|bnb",
-    re.IGNORECASE,
+    r"-2507|coder|fp8|awq|gptq|embedding|reranker|nvfp4|int4|int8|bnb", re.IGNORECASE
 )
+BASE = re.compile(r"-base(?:-\d+k)?$", re.IGNORECASE)  # before it was trained for chats, or a size
 SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 # Models whose weights nobody can download.
 CLOSED = re.compile(
@@ -27,9 +27,16 @@ def models_of(name: str) -> tuple[str, ...]:
     if not name.strip() or "/" in name or catalog.find(name):
         return ()
     found = begun(name.strip().lower())
-    usual = [one for one in found if not VARIANTS.search(one.rpartition("/")[2])]
-    some = usual if len(usual) > 1 else found
     counts = {one.name: one.parameters or one.published or 0 for one in catalog.entries()}
+    bases = [one for one in found if BASE.search(one)]
+    sizes = {counts[one] for one in found if one not in bases}
+    usual = [
+        one
+        for one in found
+        if not VARIANTS.search(one.rpartition("/")[2])
+        and (one not in bases or counts[one] not in sizes)
+    ]
+    some = usual if len(usual) > 1 else found
     single: dict[tuple[str, int], str] = {}
     for one in sorted(some, key=len):
         single.setdefault((without_ending(plain(one)), counts[one]), one)
