@@ -384,9 +384,9 @@ def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture
 def test_the_next_step_without_a_card_keeps_the_gpus(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bert-base-cased", *where.split(), "--offline"]) == 0
+    assert main(["whisper-tiny", *where.split(), "--offline"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"next step: memfit estimate bert-base-cased {where}"
+    assert said == f"next step: memfit estimate whisper-tiny {where}"
     assert main([*said.removeprefix("next step: memfit ").split(), "--offline"]) == 0
 
 
@@ -438,8 +438,8 @@ def test_the_largest_number_is_found_where_the_line_leads_too_far_down() -> None
 
 def test_where_nothing_fits_it_says_how_much_is_not_supported() -> None:
     rows: Any = [
-        SimpleNamespace(refused="no graph", in_cpu_memory=0),
-        SimpleNamespace(refused="", in_cpu_memory=0),
+        SimpleNamespace(refused="no graph", in_cpu_memory=0, use=USES[0]),
+        SimpleNamespace(refused="", in_cpu_memory=0, use=USES[0]),
     ]
     assert list(highlights([], rows)) == [
         "neither answering nor fine-tuning fits; 1 of 2 uses are not supported"

@@ -17,7 +17,6 @@ from memfit.defaults import assumed
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.heads import heads_of
 from memfit.strategy import Strategy
 from memfit.words.gpus import cluster_of
 from memfit.words.models import model_of
@@ -112,9 +111,9 @@ def question(
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
     why = ""
-    if not generates(found):
+    if not has_card(found):
         why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
-        why = "a card is about models that generate text" if found.layers else why
+        why = "a card is about models that read and generate text" if found.layers else why
     return asked(subject=subject, models=(found,), unknown=why)
 
 
@@ -225,9 +224,10 @@ def without_gpu(name: str, names: Sequence[str]) -> Problem:
     )
 
 
-def generates(model: Model) -> bool:
-    """Whether the formulas know how a model generates text."""
-    return bool(model.layers) and not heads_of(model.config) and model.labelled is None
+def has_card(model: Model) -> bool:
+    """Whether the formulas know a model of texts; the head of a decoder has to be that of words."""
+    hears = model.encodes and model.graphs.row.hears
+    return bool(model.layers) and model.labelled is None and not hears
 
 
 def built(name: str) -> list[Model]:
@@ -236,7 +236,7 @@ def built(name: str) -> list[Model]:
         model = model_of(name, Ask(offline=True, by="formula"))[1]
     except InputError:
         return []
-    return [model] if generates(model) else []
+    return [model] if has_card(model) else []
 
 
 def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:

@@ -22,6 +22,7 @@ from memfit.hardware import GPU, Cluster, nvidia_cards, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lower.walk_cache import remembering
+from memfit.model.heads import heads_of, with_head
 from memfit.model.modules import Model
 from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, hardware
@@ -38,6 +39,7 @@ R = TypeVar("R")
 
 CONTEXT: Annotated[int, setting("tokens of each user's context, where users are counted")] = 4096
 NEW: Annotated[int, setting("tokens of the context that are generated")] = 128
+PAIRED = "seq2seq-lm"  # the head of an encoder with a decoder
 MOST: Annotated[int, setting("users or sequences at once that are looked for at most")] = 4096
 
 
@@ -50,6 +52,7 @@ class Use:
     options: Mapping[str, Any]
     gguf: str = ""  # the quantization of a GGUF file, which llama.cpp serves
     server: str = ""  # the weights that a server has: as they are, or in 8 bits
+    encodes: bool = False  # one forward pass over each sequence, which generates nothing
 
     @property
     def served(self) -> bool:
@@ -73,10 +76,16 @@ USES = (
     Use(key="qlora", title="QLoRA", options={"method": "qlora"}),
 )
 
+RUN = Use(key="16-bit", title="16-bit", options={"task": "inference"}, encodes=True)
+
 
 def uses_of(model: Model) -> tuple[Use, ...]:
     """What can be done with this model: the first use runs the weights in the format in which the
-    checkpoint stores them."""
+    checkpoint stores them. Encoders are not trained in 4 bits, and those with a decoder have no
+    formulas for inference."""
+    if model.encodes:
+        trained = tuple(use for use in USES if use.key in ("full", "lora"))
+        return trained if PAIRED in heads_of(model.config) else (RUN, *trained)
     stored = stored_as(model)
     return (dataclasses.replace(USES[0], title=stored), *USES[1:]) if stored else USES
 
@@ -91,6 +100,8 @@ def server_uses() -> dict[str, Use]:
 
 def with_servers(model: Model, cluster: Cluster) -> tuple[Use, ...]:
     """The uses of a card: a server's stand behind the same weights under transformers."""
+    if model.encodes:
+        return uses_of(model)
     behind = server_uses()
     known = weights_for(model, cluster)
     return tuple(
@@ -186,6 +197,7 @@ class Shelf(Presented):
 
     cluster: Cluster
     lines: tuple[Line, ...]
+    encodes: bool = False  # the models are encoders, with a decoder or without
 
 
 Jobs = Callable[[Model, Use, Strategy, GPU | None], Job]
@@ -277,6 +289,7 @@ def part(
     """A row with what would make it fit; on one GPU either without its longest sequence, or with
     nothing else."""
     use, longest = asked
+    model = of_use(model, use, job_of, cluster.gpu)
     with uncollected(), remembering():
         if use.gguf:
             return served_row(model, use, cluster, serve), layouts(model, use, cluster)[0]
@@ -291,6 +304,14 @@ def part(
         if not found.fits and not found.refused:
             found = with_way(model, found, cluster, strategy)
         return found, strategy
+
+
+def of_use(model: Model, use: Use, job_of: Jobs, gpu: GPU | None) -> Model:
+    """The model with the head that a use of an encoder has."""
+    if not model.encodes:
+        return model
+    job = job_of(model, use, ONE, gpu)
+    return with_head(model, job.head, job.labels)
 
 
 def layouts(model: Model, use: Use, cluster: Cluster) -> tuple[Strategy, ...]:
@@ -441,7 +462,7 @@ def server_row(model: Model, use: Use, cluster: Cluster) -> Row:
 def options_of(use: Use, model: Model) -> Mapping[str, Any]:
     """The options of a use's question, with a prompt and an answer that the model has positions
     for."""
-    if not use.answers or use.served:
+    if not use.answers or use.served or use.encodes:
         return use.options
     context = context_of(model)
     new = min(use.options["new_tokens"], context // 2)
@@ -476,6 +497,7 @@ def smallest(model: Model, asking: Asking) -> Smallests:
 
 def smallest_row(model: Model, job_of: Jobs, use: Use) -> Smallest:
     """The kernels of the first look are an A100's; every GPU named is looked at itself."""
+    model = of_use(model, use, job_of, None)
     known = nvidia_cards()
     costs = {gpu.id: one.dollars for gpu in known if (one := price(gpu)) is not None}
     try:
@@ -509,7 +531,8 @@ def first(model: Model, use: Use, gpus: Sequence[GPU], job_of: Jobs) -> tuple[GP
 def shelf(models: Sequence[Model], cluster: Cluster, asking: Asking) -> Shelf:
     search = partial(line, cluster, asking.job_of, asking.serve)
     lines = asking.all(search, models, lambda model: model.name)
-    return Shelf(cluster=cluster, lines=tuple(lines))
+    encodes = all(model.encodes for model in models)
+    return Shelf(cluster=cluster, lines=tuple(lines), encodes=encodes)
 
 
 def line(cluster: Cluster, job_of: Jobs, serve: Serve, model: Model) -> Line:
@@ -528,7 +551,9 @@ def line(cluster: Cluster, job_of: Jobs, serve: Serve, model: Model) -> Line:
 
 def least(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, answers: bool) -> int:
     """What the smallest use of a group takes on each GPU; 0 where none is supported."""
+    whole = model
     for use in reversed([one for one in uses_of(model) if one.answers is answers]):
+        model = of_use(whole, use, job_of, cluster.gpu)
         if use.gguf:
             served = serve(model, use.gguf, cluster, context_of(model))
             if served is not None:
@@ -565,6 +590,7 @@ def fitting_uses(
 def fitting_bytes(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> int | None:
     """What a use takes on each GPU at its default, or with one sequence at a time; None where it
     does not fit."""
+    model = of_use(model, use, job_of, cluster.gpu)
     for strategy in layouts(model, use, cluster):
         job = job_of(model, use, strategy, cluster.gpu)
         for one in dict.fromkeys((job, job.replace(batch=1, accumulate=job.batch))):

@@ -13,6 +13,7 @@ from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallest
 from memfit.report.figures import count, gib
 
 LABEL, WIDTH = 11, 80
+SEQUENCES = ("longest sequence", "largest batch")
 
 
 def text(found: Card | Shelf | Smallests) -> str:
@@ -33,8 +34,8 @@ def card_lines(found: Card) -> Iterator[str]:
     yield from highlights(best, found.rows, found.context)
     yield f"next step: {next_command(found)}"
     for title, answers, heads in (
-        ("answering", True, ("longest context", f"users at {found.context:,}")),
-        ("fine-tuning", False, ("longest sequence", "largest batch")),
+        answering_heads(found),
+        ("fine-tuning", False, SEQUENCES),
     ):
         rows = [row for row in found.rows if row.use.answers is answers]
         if not rows:
@@ -43,8 +44,12 @@ def card_lines(found: Card) -> Iterator[str]:
         yield (f"{title:<{LABEL + 4}}{'GiB':>9}{heads[0]:>19}{heads[1]:>16}{'tokens/s':>12}")
         yield from (row_line(row) for row in rows)
     yield ""
-    yield f"GiB and tokens/s: answering for one user with {found.context:,} tokens of context,"
-    yield f"fine-tuning by TRL's defaults; {gib(usable(found))} GiB usable. * the best that fits"
+    yield from textwrap.wrap(
+        f"GiB and tokens/s: {shown(found)}fine-tuning by {trainer(found)}; "
+        f"{gib(usable(found))} GiB usable. * the best that fits",
+        WIDTH,
+        break_on_hyphens=False,
+    )
     servers = [row.use.title for row in found.rows if row.use.server and row.fits]
     if servers:
         yield f"{servers[0]} fills its share of the GPU, whatever the model: the rest is cache"
@@ -63,6 +68,27 @@ def card_lines(found: Card) -> Iterator[str]:
         yield ""
         yield "what would make the rest possible"
         yield from possible_lines(rest)
+
+
+def answering_heads(found: Card) -> tuple[str, bool, tuple[str, str]]:
+    """The heads of the rows without training."""
+    if found.model.encodes:
+        return "running", True, SEQUENCES
+    return "answering", True, ("longest context", f"users at {found.context:,}")
+
+
+def shown(found: Card) -> str:
+    """What the figures of the rows without training are about."""
+    if not found.model.encodes:
+        return f"answering for one user with {found.context:,} tokens of context, "
+    lengths = {row.job.seq for row in found.rows if row.use.encodes}
+    return "".join(f"running one sequence of {length:,} tokens, " for length in lengths)
+
+
+def trainer(found: Card) -> str:
+    """Whose defaults the rows of fine-tuning have."""
+    encodes = found.model.encodes
+    return "the defaults of transformers' Trainer" if encodes else "TRL's defaults"
 
 
 def by_note(rows: Sequence[Row]) -> dict[str, list[str]]:
@@ -110,16 +136,19 @@ def usable(found: Card) -> int:
 
 
 def label(row: Row) -> str:
-    return f"answering, {row.use.title}" if row.use.answers else row.use.title
+    kind = "running, " if row.use.encodes else "answering, " if row.use.answers else ""
+    return f"{kind}{row.use.title}"
 
 
 def verdict(best: list[Row]) -> str:
-    """`answers in 16-bit; LoRA fits`."""
-    words = [
-        f"answers in {row.use.title}" if row.use.answers else f"fine-tunes with {named(row.use)}"
-        for row in best
-    ]
-    return " and ".join(words)
+    """`answers in 16-bit and fine-tunes with LoRA`."""
+    return " and ".join(does(row.use) for row in best)
+
+
+def does(use: Use) -> str:
+    if use.encodes:
+        return f"runs in {use.title}"
+    return f"answers in {use.title}" if use.answers else f"fine-tunes with {named(use)}"
 
 
 def named(use: Use) -> str:
@@ -138,7 +167,8 @@ def tuning(use: Use) -> str:
 
 def highlights(best: list[Row], rows: Sequence[Row], context: int = CONTEXT) -> Iterator[str]:
     missing = sum(bool(row.refused) for row in rows)
-    nothing = "neither answering nor fine-tuning fits"
+    both = any(row.use.answers for row in rows)
+    nothing = "neither answering nor fine-tuning fits" if both else "fine-tuning does not fit"
     nothing += f"; {missing} of {len(rows)} uses are not supported" if missing else ""
     words = [most_words(row, context) for row in best]
     yield "; ".join(words) or in_part(rows) or nothing
@@ -155,9 +185,10 @@ def in_part(rows: Sequence[Row]) -> str:
 
 
 def most_words(row: Row, context: int) -> str:
-    if row.use.answers:
+    if row.use.answers and not row.use.encodes:
         return f"{row.longest:,} tokens of context, or {row.most:,} x {context:,}"
-    return f"{tuning(row.use)} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
+    kind = row.use.title if row.use.encodes else tuning(row.use)
+    return f"{kind} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
 
 
 def next_command(found: Card) -> str:
@@ -204,11 +235,15 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
     cluster = found.cluster
     answers = [one for one in found.lines if one.answer is not None]
     tunes = [one for one in found.lines if one.tune is not None]
-    first = f"answers with {short(answers[-1].name)}" if answers else "answers with none of these"
-    then = f"fine-tunes {short(tunes[-1].name)}" if tunes else "fine-tunes none of these"
-    yield f"{gpu_name(cluster)} ({gib(offered(cluster.gpu))} GiB usable) {first} and {then}"
+    encodes = found.encodes
+    does = "runs" if encodes else "answers with"
+    first = f"{does} {short(answers[-1].name) if answers else 'none of these'}"
+    then = f"fine-tunes {short(tunes[-1].name) if tunes else 'none of these'}"
+    both = then if encodes and not answers else f"{first} and {then}"
+    yield f"{gpu_name(cluster)} ({gib(offered(cluster.gpu))} GiB usable) {both}"
     if answers:
-        yield f"largest to answer with: {largest(answers[-1], answers=True)}"
+        to = "run" if encodes else "answer with"
+        yield f"largest to {to}: {largest(answers[-1], answers=True)}"
     if tunes:
         yield f"largest to fine-tune: {largest(tunes[-1], answers=False)}"
     if answers or tunes:
@@ -218,11 +253,14 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
         yield f"next step: memfit {found.lines[0].name}   (the smallest GPU for each use)"
     yield ""
     names = max(36, *(len(one.name) for one in found.lines))
-    yield f"{'model':<{names}}{'parameters':>12}{'answer':>20}{'fine-tune':>14}"
+    runs = "run" if encodes else "answer"
+    yield f"{'model':<{names}}{'parameters':>12}{runs:>20}{'fine-tune':>14}"
     yield from (shelf_line(one, names) for one in found.lines)
     yield ""
-    yield f"GiB of the best form that fits: answering one user with {CONTEXT:,} tokens,"
-    yield "fine-tuning by TRL's defaults, with a smaller batch where theirs does not fit."
+    what = "running one sequence" if encodes else f"answering one user with {CONTEXT:,} tokens"
+    yield f"GiB of the best form that fits: {what},"
+    whose = "the Trainer's" if encodes else "TRL's"
+    yield f"fine-tuning by {whose} defaults, with a smaller batch where theirs does not fit."
     if len(answers) < len(found.lines) or len(tunes) < len(found.lines):
         yield "needs: nothing fits; GiB of the smallest form, one sequence at a time."
 
@@ -230,7 +268,8 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
 def largest(one: Line, *, answers: bool) -> str:
     use, size = (one.answer, one.answer_bytes) if answers else (one.tune, one.tune_bytes)
     assert use is not None
-    return f"{one.name} {'in' if answers else 'with'} {use.title}, {gib(size)} GiB"
+    how = f"in {use.title}" if answers else f"with {named(use)}"
+    return f"{one.name} {how}, {gib(size)} GiB"
 
 
 def short(name: str) -> str:
@@ -289,12 +328,12 @@ def smallest_words(rows: Sequence[Smallest], answers: bool) -> str:
     if not gpus:
         return ""
     use, gpu = min(gpus, key=lambda one: offered(one[1]))
-    what = f"answers in {use.title}" if answers else f"fine-tunes with {named(use)}"
-    return f"{what} from {gpu.id}"
+    return f"{does(use)} from {gpu.id}"
 
 
 def smallest_line(one: Smallest) -> str:
-    title = f"answer, {one.use.title}" if one.use.answers else f"tune, {one.use.title}"
+    kind = "run" if one.use.encodes else "answer" if one.use.answers else "tune"
+    title = f"{kind}, {one.use.title}"
     if one.refused:
         return f"{title:<18}{'-':>9}"
     if one.gpu is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memfit.estimate import Estimate
+from memfit.report.figures import digits
 from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.time import Duration
@@ -129,13 +130,12 @@ def pace(estimate: Estimate) -> Iterator[str]:
 def generating(found: Generation | None) -> Iterator[str]:
     if found is None:
         return
-    yield (
-        (
-            f"{found.new_tokens:,} new tokens take {duration(found.seconds)}: "
-            f"{found.tokens_per_second:,.3g} tokens/s"
-        )
-        + ("" if found.measured else ", estimated from similar GPUs")
-    )
+    what = f"{found.new_tokens:,} new tokens take" if found.new_tokens else "a forward pass takes"
+    source = "" if found.measured else ", estimated from similar GPUs"
+    rate = f"{digits(found.tokens_per_second)} tokens/s"
+    yield f"{what} {duration(found.seconds)}: {rate}{source}"
+    if not found.new_tokens:
+        return
     waits = (
         f", {duration(found.waiting)} of it for kernel launches"
         if found.waiting > found.token / 20

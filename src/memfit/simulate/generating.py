@@ -19,7 +19,8 @@ PASSES = ("prefill", "decode")
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """`batch` sequences, each of `new_tokens` tokens: `prefill` makes the first one, each other
-    takes `token` seconds on average, of which the GPU waits `waiting` for the host."""
+    takes `token` seconds on average, of which the GPU waits `waiting` for the host. A model that
+    generates nothing makes one pass over `read` tokens of each sequence."""
 
     prefill: float
     token: float
@@ -29,6 +30,7 @@ class Generation:
     kernels: int  # of a token
     measured: bool
     origin: str = field(repr=False)
+    read: int = 0
 
     @property
     def seconds(self) -> float:
@@ -36,8 +38,8 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens of all sequences."""
-        return self.batch * self.new_tokens / self.seconds
+        """New tokens of all sequences, or those that are read where none is new."""
+        return self.batch * (self.new_tokens or self.read) / self.seconds
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def generation(tape: Tape, rates: Rates, job: Job, *, calls: Calls = alone) -> G
         kernels=round(mean([(one.step, one.kernels) for one in decodes])),
         measured=rates.measured,
         origin=rates.origin,
+        read=0 if job.new_tokens else job.seq,
     )
 
 
