@@ -77,8 +77,8 @@ ROOMS = {
     "truth/blind.py": ("test_blind.py",),
     "truth/published.py": ("test_published.py", "test_unseen_rows.py"),
     "truth/rows.py": ("test_rows.py", "test_published.py"),
-    "truth/words.py": ("test_published.py", "test_unseen_rows.py"),
-    "truth/plain.py": ("test_unseen_rows.py", "test_published.py"),
+    "truth/words.py": ("test_row_words.py", "test_published.py", "test_unseen_rows.py"),
+    "truth/plain.py": ("test_row_words.py", "test_unseen_rows.py", "test_published.py"),
     "techniques/activation_offload.py": ("test_activation_offload.py",),
     "techniques/framework.py": (
         "test_frameworks.py",
