@@ -68,7 +68,7 @@ ROOMS = {
     "simulate/blocks.py": ("test_memory.py", "test_allocator.py", "test_allocator_properties.py"),
     "simulate/expandable.py": ("test_allocator.py", "test_allocator_properties.py"),
     "simulate/generating.py": ("test_time.py", "test_speed.py"),
-    "simulate/memory.py": ("test_memory.py", "test_estimate.py"),
+    "simulate/memory.py": ("test_memory.py", "test_estimate.py", "test_compact.py"),
     "simulate/peaks.py": ("test_compact.py", "test_memory.py"),
     "simulate/replay.py": ("test_allocator.py", "test_replay.py", "test_memory.py"),
     "simulate/run.py": ("test_runs.py",),

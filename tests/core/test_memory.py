@@ -3,14 +3,15 @@ same as flat ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.errors import TapeError
-from memfit.simulate.memory import Memory, memory, starred
+from memfit.simulate.memory import Memory, blocks, memory, starred
 from memfit.simulate.replay import replay
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Odd, Part, Repeat, Tape, check
 from memfit.units import KIB, MIB
@@ -342,6 +343,37 @@ def test_runs_that_are_not_quite_alike(times: int, kept: bool) -> None:
     assert one.end == 9216 + times * 1024
 
 
+def parts(made: Tape, index: int, run: int = 0) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for part, block, times in blocks(made, index, run):
+        found[part] += block.size * times
+    return {part: size for part, size in found.items() if size}
+
+
+def runs(compact: Tape) -> Iterator[tuple[int, int]]:
+    """(event, run) of a compact tape in the order of the flat one."""
+    at = 0
+    for first, last, times, _ in compact.repeats:
+        yield from ((index, 0) for index in range(at, first))
+        yield from ((index, run) for run in range(times) for index in range(first, last))
+        at = last
+    yield from ((index, 0) for index in range(at, len(compact.events)))
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+@pytest.mark.parametrize(
+    "made", [layers, lambda times: handed(times, True), lambda times: handed(times, False)]
+)
+def test_the_parts_of_every_moment_are_those_of_the_flat_tape(
+    made: Callable[[int], Tape], times: int
+) -> None:
+    """Not at the peak alone: after every event of every run."""
+    compact = made(times)
+    spread = flat(compact)
+    for place, (index, run) in enumerate(runs(compact)):
+        assert parts(compact, index, run) == parts(spread, place), (index, run)
+
+
 def test_an_odd_event_is_one_of_its_span() -> None:
     events = (Mark("load"), Alloc(0, 512, "weights"))
     for odd in (Odd(2, 0, NOTHING), Odd(1, 1, NOTHING), Odd(1, 0, Free(7))):
@@ -409,6 +441,9 @@ def test_compact_and_flat_agree_on_any_tape(compact: Tape) -> None:
     assert (one.allocated, one.timeline, one.end) == (other.allocated, other.timeline, other.end)
     assert one.at is None or other.at is None or one.at.op == other.at.op
     assert one.parts == other.parts
+    spread = flat(compact)
+    for place, (index, run) in enumerate(runs(compact)):
+        assert parts(compact, index, run) == parts(spread, place)
 
 
 # ------------------------------------------------------------------------------------------ replay

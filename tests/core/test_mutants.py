@@ -215,7 +215,7 @@ def test_a_quick_sample_runs_no_slow_test() -> None:
     assert {one.file for one in chosen} >= {"band.py", "simulate/memory.py", "truth/rows.py"}
     assert not {one.file for one in chosen} & {"runs/walker.py", "plan/study.py"}
     assert made.tests_of("simulate/memory.py", quick=True) == ("test_memory.py",)
-    assert made.tests_of("simulate/memory.py", quick=False)[-1] == "test_estimate.py"
+    assert made.tests_of("simulate/memory.py", quick=False)[-1] == "test_compact.py"
     listed = {name for names in made.ROOMS.values() for name in names}
     assert listed >= made.SLOW
 
