@@ -391,6 +391,56 @@ def test_what_the_host_does_is_hand_worked():
     assert duration(tape, dataclasses.replace(PLAIN, host=None), JOB, 10**9) is None
 
 
+def test_copies_of_a_repeated_layer_are_those_of_all_of_them():
+    """Ten layers of 4 MB each way on streams of their own: 40 ms from the host, less 10 · 1 ms of
+    kernels forward, and 40 ms to it, less 20 ms of kernels backward; links of 1 GB/s."""
+    there = Alloc(9, 4 * 10**6, "communication", "layer", "to_device", (2 * 10**6, 2))
+    back = Comm("to_host", 4 * 10**6, 1, "host", "layer", 1)
+    layer = (
+        Mark("forward", "layer", 1),
+        there,
+        Compute("linear", 10**11, 10**6, "bf16", "layer"),
+        Mark("backward", "layer", 1),
+        back,
+        Compute("linear", 2 * 10**11, 10**6, "bf16", "layer"),
+    )
+    found = timed(layer, repeats=(Repeat(0, 3, 10), Repeat(3, 6, 10)))
+    assert found.parts["matmul"] == pytest.approx(0.030)
+    assert found.parts["host"] == pytest.approx(0.030 + 0.020)
+    assert found.hidden == pytest.approx(0.030)
+
+
+@pytest.mark.parametrize("op", ["to_host", "to_device"])
+def test_a_copy_on_the_stream_that_computes_is_waited_for_in_full(op):
+    """5 MB over 1 GB/s, for each of three layers; nobody knows how long where no link is known."""
+    copy = Comm(op, 5 * 10**6, 1, "host", "layer")
+    events = (*LAYER[:2], *LAYER[2:4], copy, *LAYER[4:])
+    found = timed(events, repeats=(Repeat(0, 5, 3),))
+    assert found.parts["host"] == pytest.approx(3 * 0.005)
+    assert found.hidden == 0
+    assert found.kernels == timed(LAYER, repeats=(Repeat(0, 4, 3),)).kernels + 3
+    tape = Tape(events=(*events, Mark("step", "", 1)), source="handwritten")
+    assert duration(tape, dataclasses.replace(PLAIN, host=None), JOB, 0) is None
+
+
+def test_what_one_kernel_makes_beside_its_result_is_written_and_not_read_again():
+    """A layer norm of 8 MB reads them twice and writes them, its statistics of 1 MB are written
+    alone, by the same kernel; behind another module it is another kernel."""
+    norm = Alloc(1, 8 * 10**6, "activations", "a", "layer_norm", (4 * 10**6, 2))
+    statistics = Alloc(2, 10**6, "activations", "a", "layer_norm", (250_000, 4))
+    other = Alloc(3, 10**6, "activations", "b", "layer_norm", (250_000, 4))
+    compute = Compute("linear", 10**9, 10**3, "bf16", "a")
+    begin, back = Mark("forward", "", 1), Mark("backward", "", 1)
+    alone = timed((begin, norm, compute, back, compute))
+    beside = timed((begin, norm, statistics, compute, back, compute))
+    apart = timed((begin, norm, other, compute, back, compute))
+    copied = PLAIN.bandwidth * PLAIN.copy
+    assert alone.parts["memory"] == pytest.approx(24 * 10**6 / copied)
+    assert beside.parts["memory"] == pytest.approx(25 * 10**6 / copied)
+    assert apart.parts["memory"] == pytest.approx(27 * 10**6 / copied)
+    assert (beside.kernels - alone.kernels, apart.kernels - alone.kernels) == (0, 1)
+
+
 SIXTEEN = {"gemini": {"precision": "fp16"}}
 
 
