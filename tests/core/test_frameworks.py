@@ -15,6 +15,7 @@ from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import Memory, memory
 from memfit.tape import Alloc, Free, Mark
+from memfit.techniques.framework import FACTS
 
 SMALL: dict[str, Any] = {
     "hidden_size": 512,
@@ -410,3 +411,24 @@ def test_the_loop_of_2024_held_the_logits_that_its_model_had_made_wide(
             alive.pop(event.id, None)
     count = 64 * model.head.outputs
     assert [one.size for one in alive.values() if one.size >= 2 * count] == [4 * count] * tensors
+
+
+def test_what_is_peculiar_to_each_framework() -> None:
+    """Read in their sources: litgpt loads a tied head as a matrix of its own, has a loop for
+    generation with one cache, and bitsandbytes' layers; torchtitan stacks experts; Megatron pads
+    the vocabulary (--make-vocab-size-divisible-by 128) and always keeps fp32 copies. Nothing of it
+    holds for others."""
+    flags: dict[str, set[str]] = {
+        name: {framework for framework, facts in FACTS.items() if getattr(facts, name)}
+        for name in ("unties", "generates", "one_cache", "packs", "stacks", "master", "padded")
+    }
+    assert flags == {
+        "unties": {"litgpt"},
+        "generates": {"litgpt"},
+        "one_cache": {"litgpt"},
+        "packs": {"litgpt"},
+        "stacks": {"torchtitan"},
+        "master": {"megatron"},
+        "padded": {"megatron"},
+    }
+    assert FACTS["megatron"].padded == 128

@@ -325,6 +325,47 @@ def test_a_value_and_its_part_of_a_scale_and_a_zero_point(name: str, bits: float
     assert 8 * FORMATS[name].bytes(2**20) == bits * 2**20
 
 
+SIDE = 4096  # of a square weight
+GROUPED: dict[str, tuple[float, ...]] = {
+    # bytes for each value: the values, then their scales and zero points, in tensors of their own
+    "mxfp4": (1 / 2, 1 / 32),
+    "mxfp8": (1, 1 / 32),
+    "nvfp4": (1 / 2, 1 / 16),
+    "fp8-block128": (1, 4 / 128**2),
+    **{f"int4-g{group}": (1 / 2, 2 / group) for group in (32, 64, 128)},
+    **{f"awq-4bit-g{group}": (1 / 2, 1 / 2 / group, 2 / group) for group in (32, 64, 128)},
+    **{f"gptq-4bit-g{group}": (1 / 2, 1 / 2 / group, 2 / group) for group in (32, 64, 128)},
+    **{f"gptq-8bit-g{group}": (1, 2 / group, 1 / group) for group in (32, 64, 128)},
+    "gptq-4bit-gall": (1 / 2, 1 / 2 / SIDE, 2 / SIDE),
+    "gptq-8bit-gall": (1, 2 / SIDE, 1 / SIDE),
+}
+
+
+@pytest.mark.parametrize(("name", "parts"), GROUPED.items())
+def test_the_tensors_of_a_packed_weight(name: str, parts: tuple[float, ...]) -> None:
+    """GPTQ keeps the group of each input in four bytes more (`g_idx`)."""
+    found = FORMATS[name].tensors(SIDE**2, SIDE)
+    index = [4 * SIDE] if name.startswith("gptq") else []
+    assert list(found) == [*(part * SIDE**2 for part in parts), *index]
+    # and a row of one value more has a block more of each
+    longer = FORMATS[name].tensors(SIDE**2 + 1, SIDE)
+    assert all(more > one for more, one in zip(longer, found[: len(parts)], strict=False))
+
+
+def test_every_plain_format_is_as_wide_as_its_name() -> None:
+    widths = {
+        name: int(found[1]) // 8
+        for name, one in FORMATS.items()
+        if one.name == name
+        and name not in GROUPED
+        and (found := re.fullmatch(r"[a-z]+?(\d+)(?:_e\dm\d(?:fnu?)?)?", name))
+    }
+    assert len(widths) == 16
+    assert {name: FORMATS[name].bytes(1) for name in widths} == widths
+    assert {FORMATS[name].block for name in widths} == {1}
+    assert FORMATS["bool"].bytes(1000) == 1000  # torch keeps a byte for each
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_weights_of_mlx_are_for_mlx_alone(twice: bool) -> None:
     """mlx-lm names no method: such a model was answered as one of 16 bits."""
