@@ -7,8 +7,9 @@ import pytest
 from memfit.hardware import find_gpu
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
+from memfit.serving.links import communicator_bytes
 from memfit.serving.vllm.graphs import captured, sizes
-from memfit.serving.vllm.outside import kept_by_runner
+from memfit.serving.vllm.outside import kept_by_runner, loaded
 from memfit.serving.vllm.setup import Setup, set_up
 from memfit.truth.served import UNSEEN, judge, read_served, subject_of
 
@@ -181,3 +182,16 @@ def test_prefixes_of_hybrids_are_cached_by_default_from_0_26(
 ) -> None:
     assert settings("Qwen/Qwen3.6-27B", version, **given).state_pages == pages
     assert settings("state-spaces/mamba-2.8b-hf", version).state_pages == 1
+
+
+def test_early_versions_count_the_communicators_of_their_ranks() -> None:
+    """0.10 looks at the memory before its ranks are joined, 0.11 behind it."""
+    early, late = (
+        question("Qwen/Qwen3-32B", version, "h100-sxm-80gb", tensor_parallel_size=4)
+        for version in ("0.10.2", "0.11.0")
+    )
+    one = communicator_bytes(early.devices[0], 4, (2, 8))
+    assert one > 500 * 2**20
+    assert loaded(set_up(early), early.devices[0]) - loaded(set_up(late), late.devices[0]) == one
+    alone = question("Qwen/Qwen3-32B", "0.10.2", "h100-sxm-80gb")
+    assert loaded(set_up(alone), alone.devices[0]) < 200 * 2**20

@@ -17,7 +17,8 @@ KERNELS, SMALL_KERNELS = 164 * MIB, 36 * MIB
 # are therefore no evidence).
 ROCM = int(0.66 * GIB)
 # vLLM keeps a communicator of its own beside torch's. V1 looks at the memory after its own has run
-# (v1/worker/gpu_worker.py init_device, 0.9.2), V0 before either has (worker/worker.py, 0.7.2).
+# from 0.11.0 on (v1/worker/gpu_worker.py init_device), V0 before either has (worker/worker.py,
+# 0.7.2), and so do earlier versions of V1 (`Rules.early_look`).
 COMMUNICATORS = {0: 2, 1: 1}
 TORCH = {0: (2, 5), 1: (2, 8)}  # that vLLM 0.7 and 0.11 install
 
@@ -43,11 +44,14 @@ def loaded(setup: Setup, device: Device | None) -> int:
     small = setup.sm is not None and setup.sm < (8, 0)
     kernels = SMALL_KERNELS if small else KERNELS
     engine = setup.rules.engine
+    own = bool(engine) and setup.rules.early_look
     if device is not None and setup.tensor > 1:
         one = communicator_bytes(device, setup.tensor, TORCH[engine])
-        kernels += COMMUNICATORS[engine] * one
-    if device is not None and setup.copies > 1 and shares_experts(setup.model):
-        kernels += communicator_bytes(device, setup.tensor * setup.copies, TORCH[engine])
+        kernels += (COMMUNICATORS[engine] + own) * one
+    if device is not None and setup.copies > 1:
+        kernels += own * communicator_bytes(device, setup.copies, TORCH[engine])
+        if shares_experts(setup.model):
+            kernels += communicator_bytes(device, setup.tensor * setup.copies, TORCH[engine])
     return kernels
 
 

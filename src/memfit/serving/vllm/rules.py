@@ -66,6 +66,7 @@ class Rules:
     second_graphs: bool = False
     second_copies: bool = False  # its sampler copies the logits in fp32
     second_samples: bool = False  # its sampler is profiled with top-k and top-p
+    early_look: bool = False  # the memory is looked at before the ranks' own communicators are made
     consumed: bool = False  # all memory taken since the start counts, what a runner keeps, too
     in_flight: bool = False  # windows keep the tokens of each step that is under way
     hybrid_prefixes: bool = False  # prefixes of hybrid models are cached by default
@@ -107,13 +108,15 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
             "counted_adapters": True,
             "compiling": True,
             "items": 999,
+            "early_look": True,
         },
     ),
     # arg_utils.py _set_default_args_v1 (vllm#17885); bitsandbytes_loader.py has dequantize_dq,
     # which loader.py of 0.8 has not
     ((0, 9, 0), {"large_a100": False, "nested_scales": False}),
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
-    ((0, 11, 0), {"frames": 14}),
+    # v1/worker/gpu_worker.py init_device: MemorySnapshot behind the communicators, not in 0.10.2
+    ((0, 11, 0), {"frames": 14, "early_look": False}),
     ((0, 11, 1), {"group_slack": 1.25, "flashinfer": True}),
     # arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args of 0.11.2, not in 0.11.0
     ((0, 11, 2), {"capped_steps": True}),
