@@ -8,6 +8,7 @@ Source: vLLM `v1/worker/gpu_model_runner.py` profile_run and _dummy_sampler_run,
 from __future__ import annotations
 
 from memfit.model.modules import MLP, Attention, Latent, Model, MoE
+from memfit.serving.vllm.experts import activation, experts_room
 from memfit.serving.vllm.rules import Rules
 from memfit.serving.weights import Rank, kv_heads
 
@@ -44,19 +45,29 @@ def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules, copies
     streams = 2 if rules.engine else 4 + (rank.tensor > 1)
     stream = streams * tokens * model.width * width
     return stream + max(
-        (layer_peak(mixer, rank, tokens, width, rules, copies) for mixer in model.mixers),
+        (
+            layer_peak(mixer, rank, tokens, width, rules, copies, activation(model))
+            for mixer in model.mixers
+        ),
         default=0,
     )
 
 
 def layer_peak(
-    mixer: object, rank: Rank, tokens: int, width: int, rules: Rules = PLAIN, copies: int = 1
+    mixer: object,
+    rank: Rank,
+    tokens: int,
+    width: int,
+    rules: Rules = PLAIN,
+    copies: int = 1,
+    function: str = "silu",
 ) -> int:
+    """Bytes of one mixer's largest moment; `function` is the activation within its experts."""
     if isinstance(mixer, MLP):
         inner = mixer.down.inputs // rank.tensor
         return tokens * width * inner * (3 if mixer.gate is not None or mixer.fused else 2)
     if isinstance(mixer, MoE):
-        return experts_peak(mixer, rank, tokens, width, rules, copies)
+        return experts_room(mixer, rank, tokens, width, rules, copies, function).inside
     if isinstance(mixer, Attention):
         heads = mixer.heads // rank.heads
         pairs = kv_heads(mixer.kv_heads, rank.heads)
@@ -65,18 +76,6 @@ def layer_peak(
         heads = mixer.heads // rank.heads
         return tokens * width * heads * 2 * (mixer.nope + mixer.rope + mixer.value)
     return 0
-
-
-def experts_peak(mixer: MoE, rank: Rank, tokens: int, width: int, rules: Rules, copies: int) -> int:
-    """fused_moe.py: gate and up of every chosen expert, their product, and the outputs, which share
-    memory with the first. Copies of the model send their tokens to each other's experts, so that
-    each has those of all (device_communicators/all2all.py NaiveAll2AllManager, 0.10.1)."""
-    inner = mixer.width if rank.experts > 1 else mixer.width // rank.tensor
-    gathered = tokens * copies
-    at_once = min(gathered, rules.expert_chunk or gathered) * mixer.active
-    inputs = gathered * mixer.inputs * width if copies > 1 else 0
-    inside = at_once * width * (max(2 * inner, mixer.inputs) + inner)
-    return inputs + inside + gathered * mixer.inputs * width
 
 
 def peak(
@@ -97,4 +96,18 @@ def peak(
     picked = sampler(rows, model.vocab, width, sort=rules.sorted_sampling)
     if second:
         picked = second_sampler(rows, model.vocab, width, rules)
-    return max(step(model, rank, tokens, width, rules, copies), hidden + picked)
+    kept = workspace(model, rank, tokens, width, rules, copies)
+    return kept + max(step(model, rank, tokens, width, rules, copies), hidden + picked)
+
+
+def workspace(
+    model: Model, rank: Rank, tokens: int, width: int, rules: Rules, copies: int = 1
+) -> int:
+    """Bytes of the experts' workspace, which all layers share and which stays."""
+    return max(
+        (
+            experts_room(mixer, rank, tokens, width, rules, copies, activation(model)).kept
+            for mixer in model.mixtures
+        ),
+        default=0,
+    )

@@ -51,6 +51,13 @@ class Rules:
     state_for_each: bool = False  # CUDA graphs of decoding want a block of states for each request
     capped_steps: bool = False  # a step has no more tokens than all requests of full length
     expert_chunk: int = 0  # tokens that experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE); 0: all
+    # How experts are stored whose kernels share workspaces that stay (experts.py), whether
+    # FlashInfer's come first where they can, for weights in 16 bits, too, and the kernel that is
+    # named
+    expert_workspaces: tuple[str, ...] = ()
+    flashinfer_experts: bool = False
+    flashinfer_plain: bool = False
+    expert_kernel: str = ""
     triton_experts: bool = False  # the wheel brings Triton's kernels for MXFP4 experts
     fitted_length: bool = False  # `--max-model-len auto`: the longest request that fits
     text_only: bool = False  # without images, videos and sounds, towers are not loaded
@@ -129,14 +136,26 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
     # multimodal/profiling.py counts get_num_embeds, not the length
     ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
-    ((0, 14, 0), {"fitted_length": True}),  # vllm-project/vllm#29431
-    # models/interfaces.py _mark_tower_model for all models (#32605, #32757); some models before
-    ((0, 15, 0), {"text_only": True}),
+    # vllm-project/vllm#29431; oracle/fp8.py and nvfp4.py, not in 0.13.0
+    ((0, 14, 0), {"fitted_length": True, "expert_workspaces": ("plain", "fp8", "fp4")}),
+    # models/interfaces.py _mark_tower_model for all models (#32605, #32757); some models before;
+    # oracle/nvfp4.py AVAILABLE_BACKENDS, not in 0.14.1
+    ((0, 15, 0), {"text_only": True, "flashinfer_experts": True}),
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),
-    # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none
-    ((0, 20, 0), {"counted_graphs": True, "utilization": 0.92, "expert_chunk": 0}),
+    ((0, 19, 0), {"expert_workspaces": ("plain", "fp8", "fp4", "mxfp4")}),  # oracle/mxfp4.py
+    # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none; oracle/unquantized.py
+    # _get_priority_backends, not in 0.19.1
+    (
+        (0, 20, 0),
+        {
+            "counted_graphs": True,
+            "utilization": 0.92,
+            "expert_chunk": 0,
+            "flashinfer_plain": True,
+        },
+    ),
     # kv_cache_utils.py and config/compilation.py of 0.20.2, not of 0.18; a log of 0.20.0 counts
     # blocks
     ((0, 20, 1), {"tokens_by_concurrency": True, "state_for_each": True}),
@@ -151,6 +170,8 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
         {
             "second_named": (*MIXED, "llama", "mistral", "qwen3"),
             "second_unquantized": False,
+            # experts/marlin_moe.py for GPTQ and AWQ, too; awq_marlin.py of 0.20.2 calls the kernel
+            "expert_workspaces": ("plain", "fp8", "fp4", "mxfp4", "packed"),
         },
     ),
     ((0, 25, 0), {"second_named": MIXED, "second_dense": True}),

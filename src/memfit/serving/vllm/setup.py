@@ -174,7 +174,10 @@ def cache_dtype(config: Mapping[str, Any], options: Mapping[str, Any], rules: Ru
 
 def engine_rules(question: Question) -> Rules:
     """The rules of the version, and of the engine that it starts."""
-    rules = rules_of(question.version)
+    rules = replace(
+        rules_of(question.version),
+        expert_kernel=str(question.options.get("moe_backend") or "").replace("-", "_").lower(),
+    )
     if not old_engine(question, rules):
         return rules
     return replace(rules, engine=0, hybrid_groups=False, compiling=False, items=1)
