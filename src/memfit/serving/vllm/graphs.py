@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from memfit.constants import fitted
+from memfit.model.modules import Attention, MoE
 from memfit.serving.compressed import is_compressed
+from memfit.serving.vllm.experts import CUTLASS, activation, kernel, scale_bytes
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import layers_of
 from memfit.units import MIB
@@ -33,6 +35,11 @@ BREAKABLE: Annotated[
         "`Graph capturing finished … took 1.58 GiB`, 68 graphs, 44 layers: unseen-0115",
     ),
 ] = int(0.54 * MIB)
+# v1/attention/backends/flashinfer.py: a workspace (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE) and the
+# segment that the allocator makes for FlashInfer's own of 8 MiB, once steps that only decode are
+# captured; and the sizes of heads that FlashInfer has
+FLASHINFER_BUFFER = (394 + 20) * MIB
+FLASHINFER_HEADS = (64, 128, 256)
 SMALL, STEP, WIDE, WIDE_STEP = (1, 2, 4), 8, 256, 16
 
 
@@ -50,15 +57,60 @@ def captured(setup: Setup) -> int:
     """Graphs of both kinds: in pieces for all steps, and whole for those that only decode."""
     query = 1 + setup.guesses
     pieces = sizes(setup)
+    if not decodes_in_one(setup):
+        return len(pieces)
     decoding = {query * -(-one // query) for one in pieces}
     return len(pieces) + sum(query <= one <= query * setup.requests for one in decoding)
 
 
+def decodes_in_one(setup: Setup) -> bool:
+    """Whether steps that only decode have graphs of the whole model: FlashInfer's kernels take one
+    token a request there, but those of 10.x (get_cudagraph_support, 0.20.2)."""
+    return not (setup.guesses and flashinfer_attends(setup) and (setup.sm or (0, 0))[0] != 10)
+
+
+def flashinfer_attends(setup: Setup) -> bool:
+    """Whether FlashInfer's attention is picked: first on 10.x, and elsewhere but on 9.0 where the
+    cache is in 8 bits, or on 7.5, which FlashAttention does not support
+    (platforms/cuda.py _get_backend_priorities, 0.20.2 to 0.33.0)."""
+    if setup.attention not in ("", "AUTO"):
+        return setup.attention == "FLASHINFER"
+    sm = setup.sm
+    mixers = [block.mixer for layer in setup.model.layers for block in layer.blocks]
+    heads = [one for one in mixers if isinstance(one, Attention)]
+    able = heads and all(one.head in FLASHINFER_HEADS for one in heads)
+    if sm is None or sm < (7, 5) or not able or not setup.rules.flashinfer:
+        return False
+    if sm[0] == 10:
+        return True
+    eighth = setup.kv_dtype.startswith("fp8") and sm[0] != 9
+    return (eighth or sm < (8, 0)) and not any(one.sinks for one in heads)
+
+
 def graph_bytes(setup: Setup) -> int:
-    """Bytes of CUDA graphs, as vLLM estimates them."""
+    """Bytes of CUDA graphs, as vLLM estimates them, with what the first one makes."""
+    if setup.eager:
+        return 0
     layers = len(layers_of(setup.rank, setup.model)) + len(setup.draft)
     each = BREAKABLE if is_compressed(setup.model) else LAYER
-    return 0 if setup.eager else layers * captured(setup) * each
+    found = layers * captured(setup) * each
+    if decodes_in_one(setup) and flashinfer_attends(setup):
+        found += FLASHINFER_BUFFER
+    return found + scales_in_graphs(setup)
+
+
+def scales_in_graphs(setup: Setup) -> int:
+    """CUTLASS' NVFP4 experts make scales for as many rows in a graph as outside."""
+    return max(
+        (
+            scale_bytes(block.mixer.active, block.mixer.inputs)
+            for layer, _ in setup.model.kinds
+            for block in layer.blocks
+            if isinstance(block.mixer, MoE)
+            and kernel(block.mixer, setup.rank, setup.rules, activation(setup.model)) == CUTLASS
+        ),
+        default=0,
+    )
 
 
 def counted(setup: Setup) -> bool:

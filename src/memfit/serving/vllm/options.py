@@ -62,7 +62,6 @@ SILENT = (
     "data_parallel_backend",
     "otlp_traces_endpoint",
     # from here on read in 0.20.2
-    "attention_backend",
     "safetensors_load_strategy",
     "default_chat_template_kwargs",
     "structured_outputs_config",
@@ -186,6 +185,7 @@ OPTIONS = (
         "states that a cached prefix keeps",
         choices=("none", "align", "all"),
     ),
+    option("attention_backend", "text", "whose kernels run attention [default: by the GPU]"),
     option("moe_backend", "text", "whose kernels run experts [default: by the GPU and weights]"),
     option("all2all_backend", "text", "how tokens travel to experts of other GPUs"),
     option("hf_overrides", "json", "changes of the model's config; not counted"),

@@ -76,6 +76,7 @@ class Setup:
     compiles: bool = False  # a start that compiles its kernels, which leaves less memory
     graphs: int = 0  # the largest step of a CUDA graph; 0: by the number of requests
     second_runner: bool = False
+    attention: str = ""  # the backend that is named, in capitals
     in_flight: int = 0  # tokens that windows keep beside themselves, of steps that are under way
     cache_bytes: int = 0
     kept_cache: int = 0  # bytes of cache in CPU memory, of one rank
@@ -140,6 +141,7 @@ def set_up(question: Question) -> Setup:
         compiles=compiles,
         graphs=int(options.get("max_cudagraph_capture_size", 0)),
         second_runner=second,
+        attention=str(options.get("attention_backend") or "").upper(),
         in_flight=batched * steps_under_way(question, rules, second),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
         offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
