@@ -93,10 +93,14 @@ def graph_bytes(setup: Setup) -> int:
         return 0
     layers = len(layers_of(setup.rank, setup.model)) + len(setup.draft)
     each = BREAKABLE if is_compressed(setup.model) else LAYER
-    found = layers * captured(setup) * each
-    if decodes_in_one(setup) and flashinfer_attends(setup):
-        found += FLASHINFER_BUFFER
-    return found + scales_in_graphs(setup)
+    return layers * captured(setup) * each + first_graph(setup)
+
+
+def first_graph(setup: Setup) -> int:
+    """What the first graph of a kind makes: of the kinds, the larger one's counts, as both share a
+    pool (profile_cudagraph_memory, 0.23.0)."""
+    whole = FLASHINFER_BUFFER if decodes_in_one(setup) and flashinfer_attends(setup) else 0
+    return max(whole, scales_in_graphs(setup))
 
 
 def scales_in_graphs(setup: Setup) -> int:
