@@ -3,6 +3,9 @@ loaded, and NCCL's buffers."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from memfit.constants import fitted
 from memfit.model.modules import Model
 from memfit.serving.base import Device
 from memfit.serving.links import communicator_bytes
@@ -20,6 +23,25 @@ ROCM = int(0.66 * GIB)
 # from 0.11.0 on (v1/worker/gpu_worker.py init_device), V0 before either has (worker/worker.py,
 # 0.7.2), and so do earlier versions of V1 (`Rules.early_look`).
 COMMUNICATORS = {0: 2, 1: 1}
+# The largest sum that is fused, in MiB, by compute capability and ranks (compilation/passes/fusion/
+# allreduce_rms_fusion.py FI_ALLREDUCE_FUSION_MAX_SIZE_MB, 0.24.0); tokens that the copies always
+# have room for (trtllm_ar.py OneShotMaxToken)
+SUMMED: dict[tuple[int, int], dict[int, float]] = {
+    (9, 0): {2: 64, 4: 2, 8: 0.5},
+    (10, 0): {2: 64, 4: 32, 8: 1},
+    (10, 3): {2: 64, 4: 64, 8: 2},
+}
+ONE_SHOT = 128
+SWITCHED = ("sxm", "superchip")
+GRANULE: Annotated[
+    int,
+    fitted(
+        "bytes that memory which GPUs reach through an NVSwitch is rounded up to",
+        "what the driver recommends (cuMulticastGetGranularity) is in no source; FlashInfer's "
+        "comm/mnnvl.py takes 512 MiB for other such memory, and unseen-0130, 0131 and 0137 have "
+        "1.5 GiB more outside torch than one GPU, for three buffers",
+    ),
+] = 512 * MIB
 TORCH = {0: (2, 5), 1: (2, 8)}  # that vLLM 0.7 and 0.11 install
 
 
@@ -48,11 +70,33 @@ def loaded(setup: Setup, device: Device | None) -> int:
     if device is not None and setup.tensor > 1:
         one = communicator_bytes(device, setup.tensor, TORCH[engine])
         kernels += (COMMUNICATORS[engine] + own) * one
+        kernels += summed(setup, device)
     if device is not None and setup.copies > 1:
         kernels += own * communicator_bytes(device, setup.copies, TORCH[engine])
         if shares_experts(setup.model):
             kernels += communicator_bytes(device, setup.tensor * setup.copies, TORCH[engine])
     return kernels
+
+
+def summed(setup: Setup, device: Device) -> int:
+    """FlashInfer's buffers for sums of the ranks, which compiled models fuse with what follows:
+    what they exchange, flags, and three copies in a row for few tokens. Each becomes an object of
+    the NVSwitch (distributed/device_communicators/flashinfer_all_reduce.py, 0.17.0 to 0.33.0;
+    FlashInfer 0.6.8 `comm/trtllm_ar.py` trtllm_create_ipc_workspace_for_all_reduce_fusion and
+    `comm/mnnvl.py` SymmDeviceMemory)."""
+    rules, gpu = setup.rules, device.gpu
+    alone = setup.pipeline == 1 and setup.copies == 1
+    if setup.eager or not rules.fused_sums or not (alone or rules.fused_beside):
+        return 0
+    if gpu is None or gpu.form not in SWITCHED or gpu.sm is None:
+        return 0
+    most = SUMMED.get(gpu.sm, {}).get(setup.tensor)
+    if most is None:
+        return 0
+    row = setup.model.width * setup.width
+    tokens = min(int(most * MIB) // row, setup.batched)
+    sizes = (tokens, 0, 3 * max(tokens, ONE_SHOT))
+    return sum(max(1, -(-setup.tensor * one * row // GRANULE)) * GRANULE for one in sizes)
 
 
 def shares_experts(model: Model) -> bool:

@@ -42,6 +42,10 @@ class Rules:
     nested_scales: bool = False  # bitsandbytes' double quantization stays; else scales are in fp32
     large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
+    # FlashInfer sums what the ranks have computed, where it can (outside.py), and beside copies of
+    # the model and stages, too
+    fused_sums: bool = False
+    fused_beside: bool = False
     aligned_states: bool = False  # a cached prefix keeps one page more of each state
     stored_caches: bool = False  # ModelOpt's checkpoints may say how the cache is kept
     stored_heads: bool = False  # ModelOpt's mix may quantize the output head
@@ -142,7 +146,8 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # oracle/nvfp4.py AVAILABLE_BACKENDS, not in 0.14.1
     ((0, 15, 0), {"text_only": True, "flashinfer_experts": True}),
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
-    ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
+    # v1/sample/ops/topk_topp_triton.py; config/vllm.py enable_allreduce_rms_fusion, not in 0.16.0
+    ((0, 17, 0), {"sorted_sampling": False, "fused_sums": True}),
     ((0, 18, 0), {"group_slack": 1.5}),
     ((0, 19, 0), {"expert_workspaces": ("plain", "fp8", "fp4", "mxfp4")}),  # oracle/mxfp4.py
     # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none; oracle/unquantized.py
@@ -160,7 +165,14 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # blocks
     ((0, 20, 1), {"tokens_by_concurrency": True, "state_for_each": True}),
     # config/vllm.py DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES
-    ((0, 22, 0), {"second_named": ("qwen3",), "second_unquantized": True, "second_copies": True}),
+    (
+        (0, 22, 0),
+        {
+            "second_named": ("qwen3",),
+            "second_unquantized": True,
+            "second_copies": True,
+        },
+    ),
     # modelopt.py get_quant_method knows ParallelLMHead in 0.24.0, not in 0.22.0; a log of 0.22.1
     # has the weights of a stored head
     ((0, 22, 1), {"stored_heads": True}),
@@ -170,6 +182,7 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
         {
             "second_named": (*MIXED, "llama", "mistral", "qwen3"),
             "second_unquantized": False,
+            "fused_beside": True,  # enable_allreduce_rms_fusion, not in 0.20.2
             # experts/marlin_moe.py for GPTQ and AWQ, too; awq_marlin.py of 0.20.2 calls the kernel
             "expert_workspaces": ("plain", "fp8", "fp4", "mxfp4", "packed"),
         },
