@@ -8,7 +8,10 @@ from memfit.hardware import find_gpu
 from memfit.serving.base import Device, Question
 from memfit.serving.vllm.graphs import FLASHINFER_BUFFER, first_graph, scales_in_graphs
 from memfit.serving.vllm.outside import GRANULE, summed
+from memfit.serving.vllm.profile import triton_rows
+from memfit.serving.vllm.rules import rules_of
 from memfit.serving.vllm.setup import Setup, set_up
+from memfit.serving.weights import Rank
 from memfit.truth.served import UNSEEN, judge, read_served, subject_of
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-14B"
@@ -64,6 +67,24 @@ def test_another_model_on_four_gpus_has_the_same_sums() -> None:
     error = judge(row).error("kv_gib")
     assert error is not None
     assert abs(error) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("version", "rows", "units", "sm", "kept"),
+    [
+        ("0.16.0", 1024, 132, (9, 0), 0),
+        ("0.17.0", 1024, 132, (9, 0), 132),
+        ("0.17.0", 1024, 0, None, 132),
+        ("0.17.0", 20, 132, (9, 0), 32),
+        ("0.17.0", 4, 132, (9, 0), 0),  # sorted
+        ("0.22.0", 1024, 132, (9, 0), 0),  # FlashInfer's sampler
+        ("0.22.0", 1024, 80, (7, 0), 80),
+    ],
+)
+def test_the_sampler_s_kernel_keeps_a_row_for_each_program(
+    version: str, rows: int, units: int, sm: tuple[int, int] | None, kept: int
+) -> None:
+    assert triton_rows(rows, rules_of(version), Rank(sm=sm, sms=units)) == kept
 
 
 def test_a_first_graph_is_as_large_as_the_larger_kind() -> None:

@@ -37,6 +37,7 @@ class Rank:
     attention: int = 0
     experts: int = 1
     sm: tuple[int, int] | None = None
+    sms: int = 0  # multiprocessors, where they are known
     width: int = 2  # bytes of the model's own numbers
     scheme: Scheme = PLAIN
     positions: int = 0  # rows of the rotary table

@@ -14,7 +14,19 @@ from memfit.serving.weights import Rank, kv_heads
 
 SEGMENTS = 128  # from so many rows on torch sorts them by segments (Sort.cu)
 PLAIN = Rules()  # experts take all tokens at once
+UNITS = 132  # multiprocessors of a GPU that is not known: those of an H100
 ROWS_OF_TRITON = 8  # below, logits are sorted all the same (topk_topp_sampler.py)
+
+
+def triton_rows(rows: int, rules: Rules, rank: Rank) -> int:
+    """Rows of logits in fp32 that Triton's kernel for top-k and top-p keeps: one for each of its
+    programs, up to a power of two (topk_topp_triton.py, 0.17.0)."""
+    if rules.sorted_sampling or rows < ROWS_OF_TRITON:
+        return 0
+    if rules.flashinfer_sampling and (rank.sm is None or rank.sm >= (8, 0)):
+        return 0
+    units = rank.sms or UNITS
+    return min(1 << (min(units, rows) - 1).bit_length(), units)
 
 
 def sampler(rows: int, vocab: int, width: int, *, sort: bool = True) -> int:
@@ -94,6 +106,7 @@ def peak(
     rows = min(requests, tokens)
     hidden = 2 * tokens * model.width * width
     picked = sampler(rows, model.vocab, width, sort=rules.sorted_sampling)
+    picked += 4 * model.vocab * triton_rows(rows, rules, rank)
     if second:
         picked = second_sampler(rows, model.vocab, width, rules)
     kept = workspace(model, rank, tokens, width, rules, copies)

@@ -42,6 +42,7 @@ class Rules:
     nested_scales: bool = False  # bitsandbytes' double quantization stays; else scales are in fp32
     large_a100: bool = False  # an A100 of 80 GB takes the large defaults, as an H100 does
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
+    flashinfer_sampling: bool = False  # FlashInfer's sampler comes first, from compute 8.0 on
     # FlashInfer sums what the ranks have computed, where it can (outside.py), and beside copies of
     # the model and stages, too
     fused_sums: bool = False
@@ -165,12 +166,14 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # blocks
     ((0, 20, 1), {"tokens_by_concurrency": True, "state_for_each": True}),
     # config/vllm.py DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES
+    # VLLM_USE_FLASHINFER_SAMPLER is unset in 0.20.2 and true in 0.24.0; a log of 0.22.0 names it
     (
         (0, 22, 0),
         {
             "second_named": ("qwen3",),
             "second_unquantized": True,
             "second_copies": True,
+            "flashinfer_sampling": True,
         },
     ),
     # modelopt.py get_quant_method knows ParallelLMHead in 0.24.0, not in 0.22.0; a log of 0.22.1

@@ -249,6 +249,7 @@ def rank_of(
         tensor=tensor,
         experts=tensor * copies if options.get("enable_expert_parallel") else 1,
         sm=capability(question),
+        sms=multiprocessors(question),
         width=width,
         scheme=scheme,
         positions=max(model.positions, length) * rotary_tables(question.subject.config),
@@ -276,6 +277,12 @@ def capability(question: Question) -> tuple[int, int] | None:
     """The compute capability of the first GPU, where it is known."""
     gpu = question.devices[0].gpu if question.devices else None
     return None if gpu is None else gpu.sm
+
+
+def multiprocessors(question: Question) -> int:
+    """Those of the first GPU; 0 where they are not known."""
+    gpu = question.devices[0].gpu if question.devices else None
+    return (gpu.sms or 0) if gpu is not None else 0
 
 
 def notes(question: Question, compiles: bool, images: Images | None) -> list[Problem]:
