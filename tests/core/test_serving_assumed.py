@@ -6,6 +6,7 @@ import pytest
 
 from memfit.hardware import find_gpu
 from memfit.serving.base import Device, Question
+from memfit.serving.vllm.activations import activations, copied_table
 from memfit.serving.vllm.graphs import FLASHINFER_BUFFER, first_graph, scales_in_graphs
 from memfit.serving.vllm.outside import GRANULE, summed
 from memfit.serving.vllm.profile import triton_rows
@@ -85,6 +86,25 @@ def test_the_sampler_s_kernel_keeps_a_row_for_each_program(
     version: str, rows: int, units: int, sm: tuple[int, int] | None, kept: int
 ) -> None:
     assert triton_rows(rows, rules_of(version), Rank(sm=sm, sms=units)) == kept
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "options", "share"),
+    [
+        (QWEN, "0.28.0", {}, 1),
+        (QWEN, "0.28.0", {"tensor_parallel_size": 2}, 2),
+        (QWEN, "0.28.0", {"enforce_eager": True}, 0),
+        (QWEN, "0.28.0", {"compiled": True}, 0),
+        (QWEN, "0.12.0", {}, 0),
+        ("Qwen/Qwen3.6-27B", "0.28.0", {}, 0),  # images lie among its tokens
+    ],
+)
+def test_a_start_that_compiles_copies_the_embedding_table(
+    model: str, version: str, options: dict[str, object], share: int
+) -> None:
+    setup = settings(model, version, "l40s", **options)
+    assert copied_table(setup) == (151936 * 5120 * 2 // share if share else 0)
+    assert activations(setup) >= copied_table(setup)
 
 
 def test_a_first_graph_is_as_large_as_the_larger_kind() -> None:

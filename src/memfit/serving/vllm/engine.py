@@ -14,11 +14,11 @@ from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.vllm import compressed
+from memfit.serving.vllm.activations import activations
 from memfit.serving.vllm.cache import Layout, layout
 from memfit.serving.vllm.graphs import counted, graph_bytes
 from memfit.serving.vllm.options import OPTIONS
 from memfit.serving.vllm.outside import non_torch
-from memfit.serving.vllm.profile import peak
 from memfit.serving.vllm.setup import COMPILED, Setup, set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import LARGER, enough_ranks, rank_bytes
@@ -109,23 +109,6 @@ class VLLM:
         if device is None:
             return sizes_only(setup, sizes, made)
         return whole(setup, device, sizes, made)
-
-
-def activations(setup: Setup) -> int:
-    """The peak of the profiling run: of the encoder, or of the language model beside images."""
-    if compressed.is_compressed(setup.model):
-        return compressed.activations(setup)
-    text = peak(
-        setup.model,
-        setup.rank,
-        setup.batched,
-        setup.requests,
-        setup.width,
-        setup.rules,
-        setup.copies,
-        second=setup.second_runner,
-    )
-    return max(setup.images.peak, setup.images.kept + text)
 
 
 @dataclass(frozen=True)

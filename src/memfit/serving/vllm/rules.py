@@ -47,6 +47,7 @@ class Rules:
     # the model and stages, too
     fused_sums: bool = False
     fused_beside: bool = False
+    copied_table: bool = False  # a start that compiles copies the embedding table (activations.py)
     aligned_states: bool = False  # a cached prefix keeps one page more of each state
     stored_caches: bool = False  # ModelOpt's checkpoints may say how the cache is kept
     stored_heads: bool = False  # ModelOpt's mix may quantize the output head
@@ -149,7 +150,8 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
     # v1/sample/ops/topk_topp_triton.py; config/vllm.py enable_allreduce_rms_fusion, not in 0.16.0
     ((0, 17, 0), {"sorted_sampling": False, "fused_sums": True}),
-    ((0, 18, 0), {"group_slack": 1.5}),
+    # logs from 0.18.0 to 0.28.0 have the copy, those of 0.12.0 do not, though the source is alike
+    ((0, 18, 0), {"group_slack": 1.5, "copied_table": True}),
     ((0, 19, 0), {"expert_workspaces": ("plain", "fp8", "fp4", "mxfp4")}),  # oracle/mxfp4.py
     # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none; oracle/unquantized.py
     # _get_priority_backends, not in 0.19.1

@@ -74,6 +74,7 @@ class Setup:
     hybrid: bool = True
     eager: bool = False
     compiles: bool = False  # a start that compiles its kernels, which leaves less memory
+    fresh: bool = True  # no kernels that an earlier start has compiled
     graphs: int = 0  # the largest step of a CUDA graph; 0: by the number of requests
     second_runner: bool = False
     attention: str = ""  # the backend that is named, in capitals
@@ -139,6 +140,7 @@ def set_up(question: Question) -> Setup:
         hybrid=not options.get("disable_hybrid_kv_cache_manager"),
         eager=bool(options.get("enforce_eager")),
         compiles=compiles,
+        fresh=not options.get(COMPILED),
         graphs=int(options.get("max_cudagraph_capture_size", 0)),
         second_runner=second,
         attention=str(options.get("attention_backend") or "").upper(),
