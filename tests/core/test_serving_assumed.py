@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memfit.hardware import find_gpu
+from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.vllm.activations import activations, copied_table
+from memfit.serving.vllm.assumed import assumed
 from memfit.serving.vllm.graphs import FLASHINFER_BUFFER, first_graph, scales_in_graphs
 from memfit.serving.vllm.outside import GRANULE, summed
 from memfit.serving.vllm.profile import triton_rows
@@ -107,9 +111,56 @@ def test_a_start_that_compiles_copies_the_embedding_table(
     assert activations(setup) >= copied_table(setup)
 
 
+def test_the_next_start_has_more_room_and_the_note_says_how_much() -> None:
+    first, after = (settings(QWEN, "0.28.0", "l40s", compiled=one) for one in (False, True))
+    more = (activations(first) - activations(after)) / 2**30
+    words = " ".join(one.message for one in assumed(first, device("l40s")))
+    assert more > 1
+    assert f"up to {more:.1f} GiB more for the cache" in words
+    assert not assumed(after, device("l40s"))
+
+
 def test_a_first_graph_is_as_large_as_the_larger_kind() -> None:
     setup = settings(EXPERTS, "0.20.2", "rtx-5090", kv_cache_dtype="fp8", moe_backend="cutlass")
     scales = scales_in_graphs(setup)
     assert 0 < scales < FLASHINFER_BUFFER == first_graph(setup)
     other = settings(EXPERTS, "0.20.2", "rtx-5090", moe_backend="cutlass")
     assert first_graph(other) == scales
+
+
+def test_memory_that_the_host_shares_is_named() -> None:
+    answer = find_engine("vllm").answer(question("Qwen/Qwen3-0.6B", "0.27.1", "gb10"))
+    words = [one for one in answer.problems if one.where == "gpu"]
+    assert [one.level for one in words] == ["note", "note"]
+    assert "6.4 GiB less for the cache" in words[0].message
+
+
+@pytest.mark.parametrize(
+    ("model", "whose", "others"),
+    [
+        (EXPERTS, "FlashInfer's", ("cutlass", "marlin")),
+        (GEMMA, "CUTLASS'", ("flashinfer_cutlass", "marlin")),
+    ],
+)
+def test_the_kernel_of_the_experts_is_named_with_what_others_take(
+    model: str, whose: str, others: tuple[str, ...]
+) -> None:
+    """In 0.19 the cache does not depend on CUDA graphs."""
+    engine = find_engine("vllm")
+    options = {"max_num_batched_tokens": 8192, "limit_mm_per_prompt": {"image": 0, "video": 0}}
+
+    def cache(**more: object) -> float:
+        asked = question(model, "0.19.1", "rtx-5090", **options, **more)
+        return engine.answer(asked).figures["available_kv_gib"]
+
+    setup = settings(model, "0.19.1", "rtx-5090", **options)
+    found = [one for one in assumed(setup, device("rtx-5090")) if one.where == "moe_backend"]
+    apart = [cache(moe_backend=one) - cache() for one in others]
+    assert len(found) == 1
+    assert found[0].message.startswith(f"experts are taken to run by {whose} kernels; by others")
+    sides = {"less": -min(apart), "more": max(apart)}
+    words = [f"{size:.1f} GiB {side}" for side, size in sides.items() if size >= 0.1]
+    assert words
+    assert found[0].message.endswith("up to " + " or ".join(words))
+    told = replace(setup, rules=replace(setup.rules, expert_kernel="marlin"))
+    assert not assumed(told, device("rtx-5090"))

@@ -15,6 +15,7 @@ from memfit.serving.drafts import draft_sizes
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.vllm import compressed
 from memfit.serving.vllm.activations import activations
+from memfit.serving.vllm.assumed import assumed
 from memfit.serving.vllm.cache import Layout, layout
 from memfit.serving.vllm.graphs import counted, graph_bytes
 from memfit.serving.vllm.options import OPTIONS
@@ -196,7 +197,7 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
         failure=failure,
         remedy=remedy,
         command=setup.command,
-        problems=setup.problems,
+        problems=(*setup.problems, *assumed(setup, device)),
     )
 
 
