@@ -33,8 +33,9 @@ ROWS = Path(__file__).parent / "data" / "serving.jsonl.gz"
 UNSEEN = ROWS.with_name("unseen.jsonl")
 CONFIDENT = ("high", "medium")
 # Constants were taken from them (ROCm's memory outside torch and of compiling, and up to which
-# version; CUDA graphs), or what a name means (the group size of cpatonn's GPTQ files was chosen by
-# the logged weights): no evidence.
+# version; CUDA graphs; sums of ranks; from which version on a start copies its embeddings), or what
+# a name means (the group size of cpatonn's GPTQ files was chosen by the logged weights): no
+# evidence.
 FITTED = (
     *("vllm-0013", "vllm-0030", "vllm-0031"),
     *("vllm-0090", "vllm-0091", "vllm-0092", "vllm-0093", "vllm-0104"),
@@ -43,6 +44,8 @@ FITTED = (
     *("vllm-0024", "vllm-0029", "vllm-0036", "vllm-0048", "vllm-0049", "vllm-0085"),
     *("vllm-0110", "vllm-0112", "vllm-0114", "vllm-0116", "vllm-0126", "vllm-0128"),
     *("unseen-0033", "unseen-0051", "unseen-0115"),
+    *("unseen-0089", "unseen-0130", "unseen-0131", "unseen-0137"),
+    *("unseen-0152", "unseen-0153", "unseen-0154", "unseen-0155", "unseen-0156"),
 )
 # Figures that are compared, each with the keys under which rows have it; the first one counts.
 COMPARED: dict[str, tuple[str, ...]] = {
