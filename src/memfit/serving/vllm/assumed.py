@@ -4,7 +4,6 @@ it may be off by."""
 from __future__ import annotations
 
 from memfit.errors import Problem
-from memfit.model.modules import MoE
 from memfit.serving.base import Device
 from memfit.serving.stored import FLASHINFER, MARLIN
 from memfit.serving.vllm.activations import activations, copied_table, profiled
@@ -58,8 +57,7 @@ def picked_kernel(setup: Setup) -> Problem | None:
     """Whose kernels run experts in NVFP4, where several can."""
     if setup.rules.expert_kernel or (setup.sm or (0, 0)) < (10, 0):
         return None
-    mixers = (block.mixer for layer, _ in setup.model.kinds for block in layer.blocks)
-    mixer = next((one for one in mixers if isinstance(one, MoE)), None)
+    mixer = next(iter(setup.model.mixtures), None)
     if mixer is None or setup.rank.scheme.of(f"{mixer.name}.up").kind != "fp4":
         return None
     taken = kernel(mixer, setup.rank, setup.rules, activation(setup.model))

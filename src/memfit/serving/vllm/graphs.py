@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from memfit.constants import fitted
-from memfit.model.modules import Attention, MoE
 from memfit.serving.compressed import is_compressed
 from memfit.serving.vllm.experts import CUTLASS, activation, kernel, scale_bytes
 from memfit.serving.vllm.setup import Setup
@@ -76,8 +75,7 @@ def flashinfer_attends(setup: Setup) -> bool:
     if setup.attention not in ("", "AUTO"):
         return setup.attention == "FLASHINFER"
     sm = setup.sm
-    mixers = [block.mixer for layer in setup.model.layers for block in layer.blocks]
-    heads = [one for one in mixers if isinstance(one, Attention)]
+    heads = setup.model.attentions
     able = heads and all(one.head in FLASHINFER_HEADS for one in heads)
     if sm is None or sm < (7, 5) or not able or not setup.rules.flashinfer:
         return False
@@ -107,11 +105,9 @@ def scales_in_graphs(setup: Setup) -> int:
     """CUTLASS' NVFP4 experts make scales for as many rows in a graph as outside."""
     return max(
         (
-            scale_bytes(block.mixer.active, block.mixer.inputs)
-            for layer, _ in setup.model.kinds
-            for block in layer.blocks
-            if isinstance(block.mixer, MoE)
-            and kernel(block.mixer, setup.rank, setup.rules, activation(setup.model)) == CUTLASS
+            scale_bytes(mixer.active, mixer.inputs)
+            for mixer in setup.model.mixtures
+            if kernel(mixer, setup.rank, setup.rules, activation(setup.model)) == CUTLASS
         ),
         default=0,
     )
