@@ -128,11 +128,17 @@ def test_a_first_graph_is_as_large_as_the_larger_kind() -> None:
     assert first_graph(other) == scales
 
 
-def test_memory_that_the_host_shares_is_named() -> None:
-    answer = find_engine("vllm").answer(question("Qwen/Qwen3-0.6B", "0.27.1", "gb10"))
-    words = [one for one in answer.problems if one.where == "gpu"]
-    assert [one.level for one in words] == ["note", "note"]
-    assert "6.4 GiB less for the cache" in words[0].message
+@pytest.mark.parametrize(
+    ("engine", "version", "logged"), [("vllm", "0.27.1", "6.4 GiB"), ("sglang", "0.5.9", "1.8 GiB")]
+)
+def test_memory_that_the_host_shares_is_named(engine: str, version: str, logged: str) -> None:
+    def notes(gpu: str) -> list[str]:
+        answer = find_engine(engine).answer(question("Qwen/Qwen3-0.6B", version, gpu))
+        return [one.message for one in answer.problems if "host's" in one.message]
+
+    assert len(notes("gb10")) == 1
+    assert f"{logged} less for the cache" in notes("gb10")[0]
+    assert not notes("rtx-4090")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,19 @@ def silicon_problems(question: Question, title: str) -> Iterator[Problem]:
         )
 
 
+def shared_memory(device: Device, logged: str) -> Problem | None:
+    """On a GPU that shares the host's memory, what others take meanwhile looks like the engine's
+    own. `logged`: what start-up logs have, more or less than the rules."""
+    if device.gpu is None or device.gpu.form != "unified":
+        return None
+    return Problem(
+        level="note",
+        message="nothing else is taken to use this GPU's memory, which is the host's; start-up "
+        f"logs of a DGX Spark have {logged} for the cache",
+        where="gpu",
+    )
+
+
 class ServingEngine(Protocol):
     """An engine.
 

@@ -9,7 +9,7 @@ from memfit.errors import InputError
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
 from memfit.serving import separate_drafts
-from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.base import Device, Option, Question, Subject, shared_memory
 from memfit.serving.drafts import draft_sizes
 from memfit.serving.links import communicator_bytes
 from memfit.serving.result import Pool, ServingAnswer
@@ -28,6 +28,9 @@ from memfit.serving.weights import (
 from memfit.units import GIB, MIB
 
 TORCH = (2, 8)  # that SGLang 0.5 installs
+# Of the memory that is free once the weights are loaded, 24 start-up logs (rows sglang-0004 to
+# 0027)
+LOGGED = "up to 1.8 GiB less"
 LEAST_RUNNING, MOST_RUNNING = 2048, 4096
 WORKSPACE = (
     512 * MIB
@@ -216,6 +219,7 @@ def answer_of(
     remedy: str,
     made: Pools | None = None,
 ) -> ServingAnswer:
+    shared = None if device is None else shared_memory(device, LOGGED)
     return ServingAnswer(
         engine="sglang",
         title="SGLang",
@@ -231,7 +235,7 @@ def answer_of(
         log=() if failure or made is None else log_lines(figures, made),
         failure=failure,
         remedy=remedy,
-        problems=setup.problems,
+        problems=(*setup.problems, *([] if shared is None else [shared])),
     )
 
 

@@ -4,13 +4,15 @@ it may be off by."""
 from __future__ import annotations
 
 from memfit.errors import Problem
-from memfit.serving.base import Device
+from memfit.serving.base import Device, shared_memory
 from memfit.serving.stored import FLASHINFER, MARLIN
 from memfit.serving.vllm.activations import activations, copied_table, profiled
 from memfit.serving.vllm.experts import CUTLASS, activation, kernel
 from memfit.serving.vllm.setup import Setup
 from memfit.units import GIB
 
+# On a DGX Spark, nine start-up logs (rows unseen-0013 to 0158)
+LOGGED = "from 0.3 GiB more to 6.4 GiB less"
 WORTH = GIB // 10  # less is not worth a word
 # Kernels that vLLM picks among by what is installed: names of `--moe-backend`, and whose they are
 PICKED = {
@@ -22,21 +24,8 @@ PICKED = {
 
 def assumed(setup: Setup, device: Device) -> tuple[Problem, ...]:
     """Words about what is assumed."""
-    found = (shared_memory(device), first_start(setup), picked_kernel(setup))
+    found = (shared_memory(device, LOGGED), first_start(setup), picked_kernel(setup))
     return tuple(one for one in found if one is not None)
-
-
-def shared_memory(device: Device) -> Problem | None:
-    """On a GPU that shares the host's memory, what others take meanwhile looks like vLLM's own. The
-    range is that of nine start-up logs of a GB10 (rows unseen-0013 to 0158)."""
-    if device.gpu is None or device.gpu.form != "unified":
-        return None
-    return Problem(
-        level="note",
-        message="nothing else is taken to use this GPU's memory, which is the host's; start-up "
-        "logs of a DGX Spark have from 0.3 GiB more to 6.4 GiB less for the cache",
-        where="gpu",
-    )
 
 
 def first_start(setup: Setup) -> Problem | None:
