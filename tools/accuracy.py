@@ -94,7 +94,7 @@ tensors is not printed. Files that publishers made by recipes of their own, unde
 of llama.cpp's, are up to 25 % off.
 What is off, and why: on a Radeon AI PRO R9700 starts of vLLM 0.11.2 that compiled have 0 to 3.0 GiB
 less cache than starts by the same command with compiled kernels. vLLM compiles inside its profiling
-run and counts the compiler's peak as activation (vllm#54122). From 0.18 on memfit counts what that
+run and counts the compiler's peak as activation (vllm#54122). From 0.17 on memfit counts what that
 peak is on NVIDIA GPUs, a copy of the embedding table, where images are not put among the tokens.
 On ROCm no rule was found: it counts 2.6 GiB, from one pair of logs, for each start that compiles,
 before 0.13: the two logs of 0.13 that compiled, both of Gemma 3, miss nothing. On

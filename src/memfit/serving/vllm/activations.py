@@ -40,7 +40,7 @@ def copied_table(setup: Setup) -> int:
     """A start that compiles measures kernels that could be joined, each on arguments of its own in
     full size, the embedding table among them, where that is looked up inside of the compiled model:
     not where images are put among the tokens (config/compilation.py benchmark_combo_kernel, 0.11.2
-    to 0.28.0; torch `_inductor/codegen/triton_combo_kernel.py` get_args, 2.9 to 2.13)."""
+    to 0.33.0; torch `_inductor/codegen/triton_combo_kernel.py` get_args, 2.10 to 2.13)."""
     config = setup.subject.config
     if not setup.rules.copied_table or setup.eager or not setup.fresh:
         return 0

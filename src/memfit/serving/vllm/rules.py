@@ -148,10 +148,10 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     # oracle/nvfp4.py AVAILABLE_BACKENDS, not in 0.14.1
     ((0, 15, 0), {"text_only": True, "flashinfer_experts": True}),
     ((0, 16, 0), {"aligned_states": True, "stored_caches": True}),  # not in 0.13.0
-    # v1/sample/ops/topk_topp_triton.py; config/vllm.py enable_allreduce_rms_fusion, not in 0.16.0
-    ((0, 17, 0), {"sorted_sampling": False, "fused_sums": True}),
-    # logs from 0.18.0 to 0.28.0 have the copy, those of 0.12.0 do not, though the source is alike
-    ((0, 18, 0), {"group_slack": 1.5, "copied_table": True}),
+    # v1/sample/ops/topk_topp_triton.py; config/vllm.py enable_allreduce_rms_fusion, not in 0.16.0;
+    # the first to require torch 2.10: logs with it have the copy, those with 2.9.0 do not
+    ((0, 17, 0), {"sorted_sampling": False, "fused_sums": True, "copied_table": True}),
+    ((0, 18, 0), {"group_slack": 1.5}),
     ((0, 19, 0), {"expert_workspaces": ("plain", "fp8", "fp4", "mxfp4")}),  # oracle/mxfp4.py
     # fused_moe.py of 0.14.1 has chunks, that of 0.20.2 has none; oracle/unquantized.py
     # _get_priority_backends, not in 0.19.1
