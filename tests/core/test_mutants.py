@@ -213,7 +213,7 @@ def test_a_quick_sample_runs_no_slow_test() -> None:
     made = tool()
     chosen = made.sample(100, 0, "", quick=True)
     assert {one.file for one in chosen} >= {"band.py", "simulate/memory.py", "truth/rows.py"}
-    assert not {one.file for one in chosen} & {"plan/card.py", "plan/study.py"}
+    assert not {one.file for one in chosen} & {"truth/blind.py", "simulate/generating.py"}
     assert made.tests_of("simulate/memory.py", quick=True) == ("test_memory.py",)
     assert made.tests_of("simulate/memory.py", quick=False)[-1] == "test_compact.py"
     listed = {name for names in made.ROOMS.values() for name in names}

@@ -485,6 +485,20 @@ def test_where_a_run_ends(capacity: int, died: int, phase: str, steps: int) -> N
     assert enough.died is None
 
 
+def test_retries_are_those_of_each_step() -> None:
+    """Where a longer batch finds no room beside what is cached, it is given back, once a step."""
+    found = ran(20, 30, 40, 50, capacity=106 * M)
+    assert [one.allocated // M for one in found.steps] == [48, 80, 90, 100]
+    assert found.retries == sum(one.retries for one in found.steps) == 2
+    assert max(one.retries for one in found.steps) == 1
+    whole = cut(tape(5))
+    assert whole.load is not None
+    assert (len(whole.began), len(whole.micro), len(whole.evaluate), len(whole.merge)) == (1,) * 4
+    later = cut(tape(5), first=False)
+    assert (later.load, later.began, later.begin) == (None, (), None)
+    assert later.micro == whole.micro
+
+
 def test_an_evaluation_of_the_longest_texts() -> None:
     assert ran(2, 2, evaluate_every=1, capacity=75 * M).died_in == "evaluation"
     assert ran(2, 2, evaluate_every=1, capacity=75 * M).died == 0

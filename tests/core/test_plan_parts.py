@@ -1,0 +1,842 @@
+"""The parts of the planners by hand: how far an option goes along a line, which changes are tried
+and in which order, what is ranked above what, and what a study recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memfit.band import spread
+from memfit.errors import InputError
+from memfit.hardware import Cluster, all_gpus, apple_gpus, find_gpu, parse_cluster, usable
+from memfit.hardware.prices import price
+from memfit.job import Job
+from memfit.plan import advice, card, engine_search, frontier, study, trade_offs
+from memfit.plan.advice import Change, Setting
+from memfit.plan.card import Asking, Row, Served, Use
+from memfit.plan.engine_goals import EngineRow, Load, Speed, users_fit
+from memfit.plan.furthest import TRIES, Look, furthest, halved, live_end, on_line, rise
+from memfit.plan.planning import Wish
+from memfit.plan.study import Cell, Matrix, Panel, Way
+from memfit.strategy import DDP, EP, FSDP, ONE, PP, TP, Strategy, ZeRO
+from memfit.units import GIB
+
+
+# ------------------------------------------------------------------------- how far an option goes
+class Line(Look):
+    """Memory by a formula: so much by the live peak, and `more` where the allocator is replayed."""
+
+    def __init__(self, needs: Callable[[int], int], room: int, name: str, more: int = 0) -> None:
+        self.needs, self.room, self.name, self.more = needs, room, name, more
+        self.replayed: list[int] = []
+
+    def never(self, job: Job) -> bool:
+        return False
+
+    def short(self, job: Job, precise: bool = False) -> int:
+        return self.needs(getattr(job, self.name)) - self.room
+
+    def over(self, job: Job) -> int:
+        self.replayed.append(getattr(job, self.name))
+        return self.short(job) + self.more
+
+
+@pytest.mark.parametrize("more", [0, 7, 250])
+@pytest.mark.parametrize("start", [1, 3, 40, 4000])
+@pytest.mark.parametrize("room", [1009, 1010, 1100, 1730, 5000, 41_007, 10**6])
+def test_the_largest_batch_of_a_line(room: int, start: int, more: int) -> None:
+    """1000 bytes and 10 for each: the last one that fits, and no more than is looked for."""
+    look = Line(lambda batch: 1000 + 10 * batch, room, "batch", more)
+    most = max(0, min(4096, (room - more - 1000) // 10))
+    assert furthest(look, Job(batch=start), "batch", 4096, 1) == most
+    assert len(look.replayed) <= TRIES + 2
+
+
+@pytest.mark.parametrize(
+    ("top", "room", "longest"),
+    [
+        (4096, 10**9, 4096),
+        (4096, 1000 + 10 * 1024, 1024),
+        (4096, 1000 + 10 * 1100, 1024),  # a multiple of 256
+        (1000, 10**9, 1000),  # or all that there is, which is no multiple
+        (1000, 1000 + 10 * 999, 768),
+        (100, 10**9, 100),  # fewer than one multiple: token by token
+        (100, 1000 + 10 * 55, 55),
+        (4096, 1000 + 10 * 255, 0),
+        (4096, 999, 0),
+        (1, 10**9, 1),
+    ],
+)
+def test_the_longest_sequence_is_a_round_number(top: int, room: int, longest: int) -> None:
+    look = Line(lambda seq: 1000 + 10 * seq, room, "seq")
+    for start in (1, 512, 2048):
+        assert furthest(look, Job(seq=start), "seq", top, 0) == longest
+
+
+@pytest.mark.parametrize("room", [300, 2_000, 50_000, 3_000_000])
+def test_where_memory_is_no_line_what_is_said_fits(room: int) -> None:
+    look = Line(lambda batch: 100 + batch * batch // 2, room, "batch")
+    found = furthest(look, Job(batch=4), "batch", 10**4, 1)
+    assert look.needs(found) <= room < look.needs(found + max(2, found // 8))
+
+
+def test_a_bound_that_rules_it_out_ends_the_search() -> None:
+    class Never(Line):
+        def never(self, job: Job) -> bool:
+            return job.batch == 1
+
+    look = Never(lambda batch: 10 * batch, 10**6, "batch")
+    assert furthest(look, Job(batch=8), "batch", 100, 1) == 0
+    assert look.replayed == []
+
+
+def test_lines_through_what_was_seen() -> None:
+    seen = {2: 10, 6: 30, 9: 100}
+    assert [on_line(seen, count) for count in (2, 4, 6, 10)] == [10, 20, 30, 50]  # the first two
+    assert [rise(seen, value) for value in (2, 3, 9, 100)] == [5, 5, 23, 23]  # the nearest two
+    assert rise({4: 9}, 4) == rise({}, 4) == 0
+
+
+def test_the_end_of_a_line_is_believed_where_it_lies_on_it() -> None:
+    """Off by up to a sixteenth of what one more takes: 16 is the last of a line with 160 each."""
+
+    def end(off: int) -> int:
+        seen: dict[int, int] = {}
+
+        def short(count: int, precise: bool = False) -> int:
+            seen.setdefault(count, 160 * count - 160 * 16 - 80 + (off if count > 8 else 0))
+            return seen[count]
+
+        return live_end(short, seen, 100, 2, ())
+
+    assert (end(0), end(9), end(-9)) == (16, 16, 16)
+    assert (end(11), end(-11)) == (0, 0)
+
+
+@pytest.mark.parametrize("fits", [0, 1, 2, 3, 31, 50, 99])
+def test_halving_finds_one_that_fits_near_the_largest(fits: int) -> None:
+    found = halved(lambda count: count - fits, 100)
+    assert found <= fits
+    assert fits - found <= 100 / 2**TRIES + 1
+    assert halved(lambda count: -1, 1) == halved(lambda count: -1, 0) == 0
+
+
+# ------------------------------------------------------------------------- the card
+T4 = find_gpu("t4")
+SEVERAL = parse_cluster("4xa100-sxm-80gb")
+
+
+def shaped(layers: int = 32, positions: int | None = 8192) -> Any:
+    return SimpleNamespace(layers=[None] * layers, positions=positions)
+
+
+def test_contexts_and_positions() -> None:
+    """4,096 tokens of each user, 128 of them generated, or half of what a small model has."""
+    answering = card.USES[0]
+    for positions, context, new in ((8192, 4096, 128), (4095, 4095, 128), (100, 100, 50)):
+        model = shaped(positions=positions)
+        assert card.context_of(model) == context
+        found = card.options_of(answering, model)
+        assert (found["seq"], found["new_tokens"]) == (context - new, new)
+    assert card.context_of(shaped(positions=None)) == 4096
+    assert card.positions(shaped(positions=None), Job()) == 2**20
+    assert card.positions(shaped(positions=500), Job(new_tokens=60)) == 500
+    asked = Job(task="inference", new_tokens=60)
+    assert card.positions(shaped(positions=500), asked) == 440
+    assert card.positions(shaped(positions=50), asked) == 1
+    full = next(use for use in card.USES if use.key == "full")
+    assert card.options_of(full, shaped()) == {"method": "full"}
+
+
+def test_layouts_over_several_gpus() -> None:
+    training = next(use for use in card.USES if use.key == "lora")
+    answering, gguf = card.USES[0], next(use for use in card.USES if use.gguf)
+    alone = Cluster(gpu=T4)
+    assert {card.layouts(shaped(), use, alone) for use in card.USES} == {(ONE,)}
+    assert card.layouts(shaped(), training, SEVERAL) == (Strategy(fsdp=FSDP(size=4)),)
+    whole, copies, split = card.layouts(shaped(32), answering, SEVERAL)
+    assert (whole.size("tp"), copies.size("ddp"), split.size("split")) == (4, 4, 4)
+    assert len(card.layouts(shaped(4), answering, SEVERAL)) == 3
+    assert len(card.layouts(shaped(3), answering, SEVERAL)) == 2  # fewer layers than GPUs
+    assert len(card.layouts(shaped(32), gguf, SEVERAL)) == 2
+
+
+def test_a_row_with_its_longest_sequence() -> None:
+    """Of answers what is generated comes on top, and a row that fits is as long as its own job."""
+    answering, training = card.USES[0], card.USES[5]
+    job = Job(task="inference", seq=1000, new_tokens=24)
+
+    def longest(use: Use, job: Job, fits: bool, most: int, other: int) -> int:
+        one = Row(use=use, job=job, fits=fits, most=most)
+        return card.with_longest(one, Row(use=use, longest=other)).longest
+
+    assert longest(answering, job, True, 3, 2048) == 2072
+    assert longest(answering, job, True, 3, 768) == 1024
+    assert longest(answering, job, False, 0, 768) == 792
+    assert longest(answering, job, False, 0, 0) == 0
+    assert longest(answering, job, False, 1, 0) == 24
+    assert longest(training, Job(seq=1000), True, 3, 768) == 768
+    refused, found = Row(use=answering, refused="no"), Row(use=answering, longest=5)
+    assert card.with_longest(refused, found) == refused
+    assert card.with_longest(found, refused) == refused
+
+
+def serving(base: int, each: float, room: int, part: bool = True) -> Any:
+    """llama.cpp by a line: so many bytes, and some for each token of context."""
+
+    def serve(
+        model: Any, quant: str, cluster: Cluster, context: int, *, whole: bool = True
+    ) -> Served | None:
+        if not whole:
+            return Served(device=7, host=9, fits=part)
+        device = base + int(each * context)
+        return replace(Served(device=device, host=0, fits=device <= room))
+
+    return serve
+
+
+@pytest.mark.parametrize("users", [1, 2, 7, 100])
+@pytest.mark.parametrize("more", [0, 4095])
+def test_a_served_row_goes_as_far_as_its_line(users: int, more: int) -> None:
+    """Contexts of 4,096 tokens at 1,000 bytes a token: what is left of the GPU holds so many."""
+    gguf = next(use for use in card.USES if use.gguf)
+    room = usable(T4)
+    base = room - 1000 * (4096 * users + more)
+    found = card.served_row(
+        shaped(positions=10**6), gguf, Cluster(gpu=T4), serving(base, 1000, room)
+    )
+    assert (found.fits, found.most) == (True, users)
+    assert found.longest == (4096 * users + more) // 256 * 256
+    assert found.device == base + 4096 * 1000
+    short = card.served_row(
+        shaped(positions=4096), gguf, Cluster(gpu=T4), serving(base, 1000, room)
+    )
+    assert (short.longest, short.most) == (4096, users)
+
+
+def test_a_served_row_without_a_cache_or_without_room() -> None:
+    gguf, room = next(use for use in card.USES if use.gguf), usable(T4)
+    on = Cluster(gpu=T4)
+    found = card.served_row(shaped(positions=9000), gguf, on, serving(1, 0, room))
+    assert (found.longest, found.most) == (9000, 4096)  # no more users are looked for
+    partly = card.served_row(shaped(), gguf, on, serving(room, 1, room))
+    assert (partly.fits, partly.device, partly.in_cpu_memory) == (False, 7, 9)
+    nowhere = card.served_row(shaped(), gguf, on, serving(room, 1, room, part=False))
+    assert (nowhere.fits, nowhere.device, nowhere.in_cpu_memory) == (False, room + 4096, 0)
+    unknown = card.served_row(shaped(), gguf, on, lambda *_, **__: None)
+    assert "no graph" in unknown.refused
+
+
+def test_progress_is_told_before_each_search() -> None:
+    told: list[tuple[int, int, str]] = []
+    asking = Asking(job_of=None, serve=None, progress=lambda *words: told.append(words))
+    assert asking.all(lambda one: 2 * one, [5, 6, 7], str) == [10, 12, 14]
+    assert told == [(0, 3, "5"), (1, 3, "6"), (2, 3, "7")]
+
+
+# ------------------------------------------------------------------------- advice
+def names(job: Job, **wanted: Any) -> list[str]:
+    return [
+        one.name
+        for one in advice.changes(job)
+        if all(getattr(one, key) == value for key, value in wanted.items())
+    ]
+
+
+def test_the_changes_of_a_job() -> None:
+    job = Job(
+        method="full",
+        precision="autocast-bf16",
+        framework="transformers",
+        batch=8,
+        accumulate=3,
+        seq=2048,
+        optimizer="adamw",
+        packing=False,
+    )
+    assert names(job, kind="same", pain=0) == ["--alloc-conf expandable_segments:True"]
+    assert names(job, kind="same", pain=1) == [
+        "--loss liger",
+        "--liger",
+        "--optimizer adamw_fused",
+        "--packing",
+    ]
+    assert names(job, kind="same", pain=2) == [
+        "--checkpointing full",
+        "--batch 4 --accumulate 6",
+        "--batch 2 --accumulate 12",
+        "--batch 1 --accumulate 24",
+    ]
+    assert names(job, kind="same", pain=3) == [
+        "--optimizer adamw_8bit",
+        "--precision bf16-autocast",
+    ]
+    assert names(job, kind="method") == ["--method lora", "--method qlora"]
+    assert names(job, kind="shorter") == ["--seq 1024", "--seq 512"]
+    methods = [one.changes for one in advice.changes(job) if one.kind == "method"]
+    assert all(one["precision"] == "bf16-autocast" for one in methods)
+    assert {one.kind for one in advice.changes(job)} <= set(advice.KINDS)
+
+
+def test_changes_that_a_job_has_already_are_none() -> None:
+    plain = Job(framework="transformers", method="full", precision="bf16", packing=False)
+    for option, name in (
+        ({"alloc_conf": "max_split_size_mb:64"}, "--alloc-conf expandable_segments:True"),
+        ({"checkpointing": "full"}, "--checkpointing full"),
+        ({"loss": "liger"}, "--loss liger"),
+        ({"liger": True}, "--liger"),
+        ({"packing": True}, "--packing"),
+        ({"optimizer": "adamw_fused"}, "--optimizer adamw_fused"),
+    ):
+        assert name in names(plain)
+        assert name not in names(plain.replace(**option))
+    assert names(plain.replace(batch=6), pain=2)[-2:] != []
+    assert [name for name in names(plain.replace(batch=6)) if "batch" in name] == [
+        "--batch 3 --accumulate 2"
+    ]
+    assert not [name for name in names(plain.replace(batch=5)) if "batch" in name]
+    assert names(plain.replace(method="lora"), kind="method") == ["--method qlora"]
+    assert names(plain.replace(method="qlora"), kind="method") == []
+    assert names(plain.replace(precision="fp32"), pain=3)[-1] == "--precision bf16"
+    for seq, shorter in ((1023, []), (1024, ["--seq 512"]), (4096, ["--seq 2048", "--seq 1024"])):
+        assert names(plain.replace(seq=seq), kind="shorter")[:2] == shorter
+
+
+def test_the_changes_of_an_answer() -> None:
+    job = Job(task="inference", batch=4, seq=100, new_tokens=9, precision="fp32")
+    assert names(job, kind="method") == ["--quant int8", "--quant nf4"]
+    assert names(job, kind="smaller") == ["--batch 2", "--batch 1"]
+    assert names(job, pain=3) == ["--precision bf16"]
+    assert names(job.replace(quant="nf4"), kind="method") == []
+    assert names(job.replace(precision="bf16"), pain=3) == []
+    assert names(job.replace(batch=5), kind="smaller") == ["--batch 2", "--batch 1"]
+
+
+def test_ladders_are_in_order_of_what_they_cost() -> None:
+    pool = [
+        Change(name="a", pain=3, changes={"x": 1}),
+        Change(name="b", pain=0, changes={"y": 1}),
+        Change(name="c", pain=1, changes={"y": 2, "z": 1}),
+        Change(name="d", pain=2, changes={"batch": 2}),
+        Change(name="e", pain=2, changes={"batch": 4}),
+    ]
+
+    def said(length: int) -> list[str]:
+        return ["".join(one.name for one in some) for some in advice.ladders(pool, length)]
+
+    assert said(1) == ["b", "c", "e", "d", "a"]  # the larger batch first
+    assert said(2) == ["be", "bd", "ce", "cd", "ab", "ac", "ae", "ad"]  # none about y twice
+    assert said(3) == ["abe", "abd", "ace", "acd"]
+    job = Job(batch=8)
+    climbed = advice.climbed(Setting(job, ONE), (Change(name="x", changes={"batch": 2}),))
+    assert climbed == Setting(job.replace(batch=2), ONE)
+    layout = Strategy(fsdp=FSDP(size=2))
+    some = (Change(name="x", strategy=ONE), Change(name="y", strategy=layout))
+    assert advice.climbed(Setting(job, ONE), some) == Setting(job, layout)
+    assert [one.about for one in (*some, pool[2])] == [("use",), ("use",), ("y", "z")]
+
+
+class Adding:
+    """What each change frees, by its option."""
+
+    def __init__(self, frees: dict[str, int], wanted: int) -> None:
+        self.frees, self.wanted = frees, wanted
+        self.asked = 0
+
+    def freed(self, setting: Setting) -> int:
+        return sum(size for name, size in self.frees.items() if getattr(setting.job, name) == 7)
+
+    def answers(self, setting: Setting) -> bool:
+        return True
+
+    def fits(self, setting: Setting) -> bool:
+        self.asked += 1
+        return self.freed(setting) >= self.wanted
+
+
+@pytest.mark.parametrize("wanted", [1, 5, 6, 8, 9, 11, 13, 14, 16, 20])
+@pytest.mark.parametrize(
+    "frees",
+    [
+        {"batch": 8, "seq": 5, "accumulate": 3, "rank": 1},
+        {"batch": 4, "seq": 4, "accumulate": 4, "rank": 4},
+        {"batch": 9, "seq": 6, "accumulate": -1, "rank": 5},
+    ],
+)
+def test_the_shortest_ladder_that_fits(frees: dict[str, int], wanted: int) -> None:
+    """As trying all of them finds it, up to three changes, and of those the least painful."""
+    weighed = Adding(frees, wanted)
+    pool = [
+        Change(name=name, pain=pain, changes={name: 7})
+        for name, pain in zip(frees, (2, 1, 0, 2), strict=True)
+    ]
+    start = Setting(Job(batch=2, seq=2, accumulate=2, rank=2), ONE)
+    found = advice.shortest(weighed, start, (), pool)
+    every = [
+        some
+        for length in (1, 2, 3)
+        for some in combinations(pool, length)
+        if sum(frees[one.name] for one in some) >= wanted
+    ]
+    assert (found is None) == (not every)
+    if found is not None:
+        assert sum(frees[one.name] for one in found) >= wanted
+        assert len(found) == min(map(len, every))
+        cost = [max(one.pain for one in some) for some in every if len(some) == len(found)]
+        assert max(one.pain for one in found) == min(cost)
+
+
+def test_every_bit_is_kept_where_that_may_fit() -> None:
+    start = Setting(Job(batch=2, seq=2, accumulate=2), ONE)
+    pool = [
+        Change(name="fewer bits", pain=3, changes={"batch": 7}),
+        Change(name="one", pain=2, changes={"seq": 7}),
+        Change(name="two", pain=2, changes={"accumulate": 7}),
+    ]
+    frees = {"batch": 9, "seq": 5, "accumulate": 5}
+
+    def found(wanted: int, head: Change | None = None) -> list[str] | None:
+        some = advice.least(Adding(frees, wanted), start, head, pool)
+        return None if some is None else [one.name for one in some]
+
+    assert found(5) == ["one"]
+    assert found(9) == ["one", "two"]
+    assert found(11) == ["fewer bits", "one"]
+    assert found(19) == ["fewer bits", "one", "two"]
+    assert found(20) is None
+    head = Change(name="head", kind="method", changes={"seq": 7})  # about what `one` is about
+    assert found(5, head) == ["head"]
+    assert found(10, head) == ["head", "two"]
+    assert found(19, head) == ["head", "fewer bits", "two"]
+
+
+@pytest.mark.parametrize("name", ["t4", "a100-sxm-80gb", apple_gpus()[0].id, "b200"])
+def test_larger_gpus_come_by_their_price(name: str) -> None:
+    gpu = find_gpu(name)
+    found = advice.larger(gpu)
+    assert all(usable(one) > usable(gpu) for one in found)
+    macs = [one for one in found if one.vendor == "apple"]
+    assert bool(macs) == (gpu.vendor == "apple")
+    assert found[: len(macs)] == macs
+    others = found[len(macs) :]
+    costs = [None if (one := price(some)) is None else one.dollars for some in others]
+    priced = [one for one in costs if one is not None]
+    assert priced == sorted(priced)
+    assert costs[: len(priced)] == priced  # those without a price behind
+    rest = others[len(priced) :]
+    assert [usable(one) for one in rest] == sorted(map(usable, rest))
+    if gpu.vendor != "apple":
+        assert {one.id for one in found} == {
+            one.id
+            for one in all_gpus()
+            if one.vendor == "nvidia" and usable(one) > usable(gpu) and one in others
+        }
+
+
+def test_a_bound_is_what_a_job_lacks_at_the_least() -> None:
+    """The room for live tensors: less the context, and less by what published runs went above."""
+    on = Cluster(gpu=T4)
+    room = (usable(T4) - advice.context(T4).low) / spread().high
+
+    class Held:
+        def least(self, job: Job, strategy: Strategy, shape: tuple[int, int]) -> int:
+            if job.batch == 9:
+                raise InputError.one("refused", where="job")
+            return GIB * job.batch * job.accumulate if shape == (job.batch, job.accumulate) else 0
+
+    assert advice.bound_shortfall(Held(), Setting(Job(batch=9), ONE), on) is None
+    found = advice.bound_shortfall(Held(), Setting(Job(batch=8, accumulate=4), ONE), on)
+    assert found == 32 * GIB - int(room)
+
+
+# ------------------------------------------------------------------------- engines
+def row(
+    speed: float | None = None,
+    weights: str = "own",
+    cache: str = "auto",
+    users: int = 8,
+    tensor: int = 1,
+    missed: tuple[str, ...] = (),
+    failure: str = "",
+) -> EngineRow:
+    told = None
+    if speed is not None:
+        told = Speed(first=1.0, token=0.1, tokens_per_second=speed, measured=True)
+    return EngineRow(
+        weights=weights,
+        cache=cache,
+        tensor=tensor,
+        replicas=1,
+        users=users,
+        length=100,
+        answer=SimpleNamespace(failure=failure),
+        options={},
+        command="",
+        speed=told,
+        missed=missed,
+    )
+
+
+def test_rows_in_order_of_speed_and_of_what_costs_no_quality() -> None:
+    fast, slow = row(1000, weights="awq-4bit"), row(900)
+    near, far = row(980), row(979)
+    assert engine_search.ranked([slow, fast]) == [fast, slow]
+    assert engine_search.ranked([fast, near]) == [near, fast]  # within 2 % of the fastest
+    assert engine_search.ranked([fast, far]) == [fast, far]
+    eighths = row(1000, cache="fp8")
+    assert engine_search.ranked([eighths, near, fast]) == [near, eighths, fast]
+    assert engine_search.ranked([row(), fast, slow]) == [fast, slow, row()]
+    unknown = [row(users=1), row(users=9), row(weights="fp8", users=99), row(users=9, tensor=2)]
+    assert engine_search.ranked(unknown) == [unknown[1], unknown[3], unknown[0], unknown[2]]
+    assert engine_search.ranked([]) == []
+
+
+def test_what_is_nearest_misses_fewest_goals() -> None:
+    two, one = row(9000, missed=("a", "b")), row(10, missed=("a",))
+    stopped = row(missed=("a",), failure="no memory")
+    quick = row(20, missed=("b",))
+    assert sorted([two, stopped, one, quick], key=engine_search.nearness) == [
+        quick,
+        one,
+        stopped,
+        two,
+    ]
+    assert (row().fits, one.fits) == (True, False)
+
+
+def test_goals_that_are_missed_in_words() -> None:
+    speed = Speed(first=0.5, token=0.0251, tokens_per_second=1.0, measured=True)
+    starts: Any = SimpleNamespace(failure="")
+
+    def said(load: Load, users: int = 9, speed: Speed | None = speed, why: str = "") -> list[str]:
+        return list(engine_search.missed(load, users, starts, speed, why))
+
+    assert said(Load(users=9, first=0.5, token=0.0251)) == []
+    assert said(Load(users=10)) == ["9 users fit"]
+    assert said(Load(users=10), why=", since it is so") == ["9 users fit, since it is so"]
+    assert said(Load(users=2), users=1) == ["1 user fits"]
+    assert said(Load(), users=0) == ["0 users fit"]
+    assert said(Load(), users=1) == []
+    assert said(Load(first=0.4)) == ["time to first token 500 ms"]
+    assert said(Load(token=0.025)) == ["time per output token 25 ms"]
+    assert said(Load(first=9.0), speed=None) == ["time to first token is not known on this GPU"]
+    assert said(Load(), speed=None) == []
+    failed: Any = SimpleNamespace(failure="no memory")
+    assert list(engine_search.missed(Load(users=99), 0, failed, None, "")) == [
+        "the engine does not start"
+    ]
+    assert [users_fit(count) for count in (0, 1, 2, 1234)] == [
+        "0 users fit",
+        "1 user fits",
+        "2 users fit",
+        "1,234 users fit",
+    ]
+
+
+def test_what_a_load_says() -> None:
+    assert not Load().given
+    for one in (Load(users=1), Load(prompt=1), Load(output=1), Load(first=0.1), Load(token=0.1)):
+        assert one.given
+    assert Load(prompt=30, output=4).length == 34
+
+
+def test_a_prompt_goes_in_pieces_beside_those_that_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 100 tokens, less those that decode; a step takes a second for each ten tokens of
+    the prompt."""
+    steps: list[tuple[int, int, int, int]] = []
+
+    def seconds(engine: Any, step: Any) -> float | None:
+        steps.append((step.decoding, step.context, step.prompt, step.before))
+        return None if step.before >= 500 else step.prompt / 10
+
+    monkeypatch.setattr(engine_search, "step_seconds", seconds)
+    engine: Any = None
+    assert engine_search.prompt_seconds(engine, 250, 100, 0, 7) == 25
+    assert steps == [(0, 7, 100, 0), (0, 7, 100, 100), (0, 7, 50, 200)]
+    steps.clear()
+    assert engine_search.prompt_seconds(engine, 250, 100, 40, 7) == 25
+    assert [prompt for _, _, prompt, _ in steps] == [60, 60, 60, 60, 10]
+    assert engine_search.prompt_seconds(engine, 250, 100, 99, 7) is not None
+    assert engine_search.prompt_seconds(engine, 250, 100, 100, 7) is None
+    assert engine_search.prompt_seconds(engine, 700, 100, 0, 7) is None
+    assert engine_search.prompt_seconds(engine, 0, 100, 0, 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fixed", "config", "count"),
+    [
+        ("4xa100-sxm-80gb", {}, {}, 3 * 2),  # on 1, 2 and 4 GPUs; own weights and 4 bits
+        ("4xh100-sxm", {}, {}, 3 * 3 * 2),  # fp8 weights and an fp8 cache, from sm 8.9
+        ("l40s", {}, {}, 3 * 2),
+        ("h100-sxm", {"quantization": "fp8"}, {}, 2),
+        ("h100-sxm", {}, {"quantization_config": {}}, 2),
+        ("h100-sxm", {"kv_cache_dtype": "fp8"}, {}, 3),
+        ("4xh100-sxm", {"tensor_parallel_size": 2}, {}, 3 * 2),
+        ("2xh100-sxm", {"tensor_parallel_size": 4}, {}, 0),
+    ],
+)
+def test_candidates_are_what_the_user_left_open(
+    gpu: str, fixed: dict[str, Any], config: dict[str, Any], count: int
+) -> None:
+    planned = SimpleNamespace(
+        tensor="tensor_parallel_size",
+        weights="quantization",
+        cache="kv_cache_dtype",
+        eighths="fp8_e5m2",
+    )
+    question: Any = SimpleNamespace(
+        planned=planned, fixed=fixed, subject=SimpleNamespace(config=config)
+    )
+    cluster = parse_cluster(gpu)
+    found = list(engine_search.candidates(question, cluster))
+    assert len(found) == len(set(found)) == count
+    assert all(one.tensor * one.replicas == cluster.gpus for one in found)
+    caches = {fixed.get("kv_cache_dtype", "auto"), "fp8_e5m2"}
+    assert {one.cache for one in found} <= caches
+
+
+def test_words_for_a_limit_that_is_fixed() -> None:
+    planned = SimpleNamespace(users="max_num_seqs")
+    for fixed, room, said in (
+        ({}, 9.0, ""),
+        ({"max_num_seqs": 4}, 9.0, ", since `max_num_seqs` is 4"),
+        ({"max_num_seqs": 4}, 4.0, ""),
+        ({"max_num_seqs": 4}, 3.0, ""),
+    ):
+        question: Any = SimpleNamespace(planned=planned, fixed=fixed)
+        answer: Any = SimpleNamespace(figures={"max_concurrency": room})
+        assert engine_search.limited_by(question, answer) == said
+
+
+# ------------------------------------------------------------------------- the front
+def way(seconds: float, high: int, money: float | None, hours: float = 1.0) -> Any:
+    cost = SimpleNamespace(dollars=money, hours=hours)
+    estimate = SimpleNamespace(
+        time=SimpleNamespace(seconds=seconds), band=SimpleNamespace(high=high)
+    )
+    return SimpleNamespace(estimate=estimate, cost=cost)
+
+
+def test_one_way_beats_another_in_all_three() -> None:
+    one = way(1.0, 10, 5.0)
+    for other in (way(1.1, 10, 5.0), way(1.0, 11, 5.0), way(1.0, 10, 5.1), way(2.0, 20, 9.0)):
+        assert frontier.beats(one, other)
+        assert not frontier.beats(other, one)
+    for other in (way(1.0, 10, 5.0), way(0.9, 11, 5.0), way(1.1, 9, 5.0), way(1.1, 11, 4.0)):
+        assert not frontier.beats(one, other)
+    assert frontier.beats(one, way(1.0, 10, None))
+    assert frontier.point(way(1.0, 10, None)) == (1.0, 10, float("inf"))
+
+
+def test_budgets_of_hours_and_money() -> None:
+    one = way(1.0, 10, 5.0, hours=2.0)
+    for hours, budget, inside in (
+        (None, None, True),
+        (2.0, 5.0, True),
+        (1.9, None, False),
+        (None, 4.9, False),
+    ):
+        assert frontier.within(one, Wish(hours=hours, budget=budget)) is inside
+    unpriced = way(1.0, 10, None)
+    assert frontier.within(unpriced, Wish()) is True
+    assert frontier.within(unpriced, Wish(budget=99.0)) is False
+
+
+@pytest.mark.parametrize(
+    ("gpus", "counts"),
+    [
+        ("8xh100-sxm", [8, 4, 2, 1]),
+        ("6xh100-sxm", [6, 3]),
+        ("4x8xh100-sxm", [32, 16, 8, 4]),
+        ("h100-sxm", [1]),
+        ("3x4xh100-sxm", [12, 3]),
+    ],
+)
+def test_fewer_gpus_are_halves_in_whole_nodes(gpus: str, counts: list[int]) -> None:
+    cluster, work = parse_cluster(gpus), SimpleNamespace(strategies=())
+    found = list(frontier.smaller(work, cluster))
+    assert [one.gpus for one in found] == counts
+    assert all(one.gpus_per_node <= cluster.gpus_per_node for one in found)
+    named = SimpleNamespace(strategies=(ONE,))
+    assert list(frontier.smaller(named, cluster)) == [cluster]
+
+
+# ------------------------------------------------------------------------- what a way gives up
+ADAPTERS = "only adapters are trained"
+SHARDED, COPIES = "sharded checkpoints, to be merged for use", "CPU memory, and copies over PCIe"
+LAYERS = "checkpoints sharded by layer or matrix"
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy", "said"),
+    [
+        ({"precision": "autocast-bf16"}, ONE, []),
+        ({"method": "lora"}, ONE, [ADAPTERS]),
+        ({"method": "qlora"}, ONE, [f"{ADAPTERS}, on 4-bit weights"]),
+        ({"precision": "bf16"}, ONE, ["weights are updated in 16 bits"]),
+        ({"precision": "fp16"}, ONE, ["weights are updated in 16 bits"]),
+        ({"precision": "bf16"}, Strategy(zero=ZeRO(size=2)), ["needs deepspeed"]),
+        ({"precision": "bf16", "framework": "megatron"}, ONE, []),
+        ({"optimizer": "adamw_8bit"}, ONE, ["8-bit optimizer states"]),
+        ({"checkpointing": "full"}, ONE, ["activations are recomputed"]),
+        ({"loss": "liger"}, ONE, ["needs liger-kernel"]),
+        ({"liger": True}, ONE, ["needs liger-kernel"]),
+        ({"attention": "flash-attn-2"}, ONE, ["needs flash-attn"]),
+        ({"task": "inference", "cache": "quantized"}, ONE, [trade_offs.GIVES[4][1]]),
+        ({"task": "inference", "precision": "bf16"}, ONE, []),
+        ({"task": "inference"}, Strategy(tp=TP(size=2)), []),
+        ({}, Strategy(zero=ZeRO(size=2, stage=3)), ["needs deepspeed", SHARDED]),
+        ({}, Strategy(zero=ZeRO(size=1, stage=2)), []),
+        ({}, Strategy(fsdp=FSDP(size=2)), [SHARDED]),
+        ({}, Strategy(fsdp=FSDP(size=1)), []),
+        ({}, Strategy(fsdp=FSDP(size=2, offload=True)), [SHARDED, COPIES]),
+        ({}, Strategy(tp=TP(size=2)), [LAYERS]),
+        ({}, Strategy(pp=PP(size=2)), [LAYERS]),
+        ({}, Strategy(ep=EP(size=2)), [LAYERS]),
+        ({}, Strategy(ddp=DDP(size=8)), []),
+    ],
+)
+def test_what_a_way_gives_up(options: dict[str, Any], strategy: Strategy, said: list[str]) -> None:
+    job = Job(**{"method": "full", "precision": "autocast-bf16", **options})
+    assert list(trade_offs.gives_up(job, strategy)) == said
+
+
+# ------------------------------------------------------------------------- studies
+def panel(
+    *cells: Cell, gpus: str = "a100-sxm-80gb", parameters: int = 10**9, seq: int = 64
+) -> Panel:
+    return Panel(
+        model="m",
+        parameters=parameters,
+        cluster=parse_cluster(gpus),
+        seq=seq,
+        batch=1,
+        cells=cells,
+    )
+
+
+def ran(layout: str, seconds: float | None, device: int, verdict: str = "fits", **way: str) -> Cell:
+    named = {"method": "full", "checkpointing": "none", "attention": "sdpa", **way}
+    return Cell(
+        way=Way(layout=layout, **named), verdict=verdict, device=device * GIB, seconds=seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("title", "inside", "outside"),
+    [
+        ("several GPUs", {"gpus": "2xt4"}, {"gpus": "t4"}),
+        ("one GPU", {"gpus": "t4"}, {"gpus": "2xt4"}),
+        ("a few GPUs", {"gpus": "8xh100-sxm"}, {"gpus": "2x8xh100-sxm"}),
+        ("a few GPUs", {"gpus": "2xt4"}, {"gpus": "t4"}),
+        ("many GPUs", {"gpus": "2x8xh100-sxm"}, {"gpus": "8xh100-sxm"}),
+        ("long context (", {"seq": 4096}, {"seq": 4095}),
+        (
+            "long context on GPUs without",
+            {"seq": 4096, "gpus": "v100-sxm2-32gb"},
+            {"seq": 4096, "gpus": "a100-sxm-80gb"},
+        ),
+        ("tens of billions", {"parameters": 10**10}, {"parameters": 10**10 - 1}),
+        ("tens of billions", {"parameters": 10**11 - 1}, {"parameters": 10**11}),
+        ("hundreds of billions", {"parameters": 10**11}, {"parameters": 10**11 - 1}),
+        (
+            "little memory",
+            {"parameters": usable(find_gpu("t4")) // 4 + 1, "gpus": "t4"},
+            {"parameters": usable(find_gpu("t4")) // 4, "gpus": "t4"},
+        ),
+    ],
+)
+def test_situations(title: str, inside: dict[str, Any], outside: dict[str, Any]) -> None:
+    belongs = next(one for name, one in study.SITUATIONS.items() if name.startswith(title))
+    assert belongs(panel(**inside))
+    assert not belongs(panel(**outside))
+
+
+def test_flash_attention_begins_with_ampere() -> None:
+    assert [panel(gpus=one).flash for one in ("t4", "a100-sxm-80gb", "h100-sxm")] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def chosen(*cells: Cell, others: tuple[Panel, ...] = (), method: str = "") -> Any:
+    return study.default("s", [panel(*cells, gpus="4xa100-sxm-80gb"), *others], method)
+
+
+def test_the_quickest_of_those_that_fit_most_often() -> None:
+    quick, small, large = ran("DDP", 1.0, 40), ran("ZeRO-2", 1.019, 20), ran("ZeRO-3", 1.03, 10)
+    found = chosen(quick, small, large)
+    assert found.way.layout == "ZeRO-2"  # the smaller of those within 2 %
+    assert (found.fits, found.cases) == (1, 1)
+    assert found.slower == pytest.approx(0.019)
+    room = usable(find_gpu("a100-sxm-80gb"))
+    assert found.memory == pytest.approx(20 * GIB / room)
+    assert chosen(quick, ran("ZeRO-2", 1.021, 20)).way.layout == "DDP"
+    assert chosen(ran("DDP", 1.0, 40, "tight"), large).way.layout == "ZeRO-3"
+    assert chosen(ran("DDP", 1.0, 40, "no")).way is None
+    assert chosen(ran("DDP", None, 40), large).way.layout == "ZeRO-3"  # whose time is known
+    assert chosen(ran("DDP", None, 40), ran("ZeRO-1", None, 30)).way.layout == "ZeRO-1"
+    more = panel(ran("ZeRO-3", 9.0, 10), gpus="4xa100-sxm-80gb", seq=65)
+    assert chosen(quick, ran("ZeRO-3", 9.0, 10), others=(more,)).way.layout == "ZeRO-3"
+
+
+def test_offload_is_for_what_fits_in_no_other_way() -> None:
+    away = ran("ZeRO-3 + offload", 1.0, 5)
+    assert chosen(ran("DDP", 9.0, 70), away).way.layout == "DDP"
+    assert chosen(ran("DDP", 9.0, 70, "no"), away).way.layout == "ZeRO-3 + offload"
+
+
+def test_slower_than_the_quickest_with_the_same_method() -> None:
+    lora, full = ran("DDP", 1.0, 9, method="lora"), ran("DDP", 4.0, 9)
+    assert chosen(lora, full, ran("ZeRO-2", 5.0, 9), method="full").slower == 0
+    both = [
+        panel(full, ran("ZeRO-2", 8.0, 9), lora, gpus="4xa100-sxm-80gb"),
+        panel(full, ran("ZeRO-2", 2.0, 9), lora, gpus="4xa100-sxm-80gb", seq=65),
+    ]
+    way = study.fused(ran("ZeRO-2", 1.0, 9).way)
+    # twice as long, and as long as the quickest: by the geometric mean
+    assert study.scored(way, both, "full").slower == pytest.approx(2**0.5 - 1)
+    assert study.scored(way, both, "").slower == pytest.approx((8 * 2) ** 0.5 - 1)
+    assert study.scored(way, both, "full").fits == 2
+    eager = Way(method="full", checkpointing="none", attention="eager", layout="DDP")
+    assert study.fused(eager) == eager
+    assert study.fused(full.way).attention == "fused"
+
+
+def test_a_situation_with_the_same_cases_is_told_once() -> None:
+    few = [panel(ran("DDP", 1.0, 9), gpus="4xa100-sxm-80gb")]
+    assert [(one.situation, one.method) for one in study.defaults(few, ["full"])] == [
+        ("several GPUs", "full")
+    ]
+    found = [(one.situation, one.method) for one in study.defaults(few, ["full", "lora"])]
+    assert found == [("several GPUs", method) for method in ("", "full", "lora")]
+    mixed = [*few, panel(ran("one GPU", 1.0, 9), seq=65)]
+    assert [one.situation for one in study.defaults(mixed, ["full"])] == ["several GPUs", "one GPU"]
+    assert list(study.defaults([], ["full"])) == []
+
+
+def test_ways_of_a_matrix() -> None:
+    alone, several = parse_cluster("t4"), parse_cluster("4xt4")
+    every = Matrix(models=[], clusters=[], lengths=[])
+    assert len(list(every.ways(alone))) == 3 * 2 * 2 * 3
+    assert len(list(every.ways(several))) == 3 * 2 * 2 * 6
+    named = Matrix(models=[], clusters=[], lengths=[], layouts=["DDP", "fsdp=4"], methods=["full"])
+    assert {way.layout for way in named.ways(several)} == {"DDP", "fsdp=4"}
+    assert {way.layout for way in named.ways(alone)} == {"fsdp=4"}
+    way = next(iter(named.ways(several)))
+    job = named.job(way, several, 77)
+    assert (job.seq, job.method, job.precision) == (77, "full", "autocast-fp16")
+    assert study.numbers("lora", parse_cluster("a100-sxm-80gb")) == "bf16-autocast"
+    given = replace(named, precision="fp32", base=Job(framework="trl"))
+    assert (given.job(way, several, 7).precision, given.job(way, several, 7).prepare_kbit) == (
+        "fp32",
+        True,
+    )
+    assert named.job(way, several, 7).prepare_kbit is False
+    assert study.strategy(way, several) == Strategy(ddp=DDP(size=4))
