@@ -39,6 +39,69 @@ SHARES: Annotated[
         CITE,
     ),
 ] = {True: (2 / 3, 0.74), False: (0.75, 0.84)}
+BANDWIDTH_CITE = (
+    "Apple's figures, as ProjectPhysX/FluidX3D@8986874 README.md and "
+    "llmcheck.net/blog/apple-silicon-memory-bandwidth-llm list them; M5 Pro and Max as public "
+    "tables of chips do"
+)
+BANDWIDTH: Annotated[
+    Mapping[str, float],
+    vendor("bytes per second of a chip's memory, of its largest variant", BANDWIDTH_CITE),
+] = {
+    "M1": 68e9,
+    "M1 Pro": 200e9,
+    "M1 Max": 400e9,
+    "M1 Ultra": 800e9,
+    "M2": 100e9,
+    "M2 Pro": 200e9,
+    "M2 Max": 400e9,
+    "M2 Ultra": 800e9,
+    "M3": 100e9,
+    "M3 Pro": 150e9,
+    "M3 Max": 400e9,
+    "M3 Ultra": 819e9,
+    "M4": 120e9,
+    "M4 Pro": 273e9,
+    "M4 Max": 546e9,
+    "M5": 153e9,
+    "M5 Pro": 307e9,
+    "M5 Max": 614e9,
+}
+SMALLER: Annotated[
+    Mapping[str, float],
+    vendor(
+        "bytes per second of the smaller variant, which machines with 36 GB have",
+        "Apple's figures, as locara.dev/docs/notes/mac-hardware-lineup and public tables of chips "
+        "list them",
+    ),
+] = {"M3 Max": 300e9, "M4 Max": 410e9, "M5 Max": 460e9}
+WITH_SMALLER: Annotated[
+    int,
+    vendor("GB of the machines with the smaller variant", "Apple's figures, as above"),
+] = 36
+GPU_CORES: Annotated[
+    Mapping[str, int],
+    vendor(
+        "GPU cores of a chip's largest variant, of the generations before M3",
+        "ProjectPhysX/FluidX3D@8986874 README.md; M1 Max: "
+        "XiongjieDai/GPU-Benchmarks-on-LLM-Inference@aa72e0e README.md",
+    ),
+] = {
+    "M1": 8,
+    "M1 Pro": 16,
+    "M1 Max": 32,
+    "M1 Ultra": 64,
+    "M2 Pro": 19,
+    "M2 Max": 38,
+    "M2 Ultra": 76,
+}
+
+
+def gpu_cores(gpu: GPU) -> int:
+    """GPU cores of a chip; 0 where they are not listed."""
+    if gpu.vendor != "apple":
+        return 0
+    return GPU_CORES.get(gpu.name.removeprefix("Apple ").rpartition(" ")[0], 0)
 
 
 def without_memory(name: str, where: str) -> Problem | None:
@@ -71,14 +134,17 @@ def apple_gpu(name: str) -> GPU | None:
         if chip and like
         else GPU(id="mac", name=title, vendor="apple", memory=low, memory_range=(low, high))
     )
+    short = title.removeprefix("Apple ")
+    slower = SMALLER.get(short) if size == WITH_SMALLER else None
     return replace(
         base,
+        bandwidth=slower or BANDWIDTH.get(short),
         id=f"{title.lower().removeprefix('apple ').replace(' ', '-')}-{size}gb",
         name=f"{title} {size}GB",
         form="unified",
         label=size,
         memory=low,
         memory_range=(low, high),
-        status={**base.status, "memory": "derived"},
-        cites={**base.cites, "memory": CITE},
+        status={**base.status, "memory": "derived", "bandwidth": "repo"},
+        cites={**base.cites, "memory": CITE, "bandwidth": BANDWIDTH_CITE},
     )

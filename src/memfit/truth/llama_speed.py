@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memfit.constants import setting
-from memfit.errors import InputError, MemfitError
+from memfit.errors import InputError
 from memfit.hardware import GPU, find_gpu
+from memfit.hardware.apple import apple_gpu
 from memfit.hardware.gpu import variants
 from memfit.lazy_dataclass import dataclass
 from memfit.model.source import from_catalog
@@ -39,7 +40,10 @@ APART: Annotated[float, setting("speeds that differ by more have an order")] = 0
 DATED = (("2025-08", 5000), ("2026-07-24", 9990))
 USUAL = 4096  # tokens of context where a row does not state them
 SHORT = 256  # tokens of an answer whose length is not stated
+LARGEST = 192  # GB of a Mac, where only the chip counts
 MARGIN = 2**30  # bytes that `--fit` leaves
+NO_GPU = "the GPU is not in the catalog"
+NO_MODEL = "the model is not in the catalog, or has no graph"
 DEFAULTS = {"nvidia": "cuda", "amd": "rocm", "apple": "metal"}
 
 
@@ -145,16 +149,18 @@ def judge_llama(row: LlamaRow) -> LlamaOutcome:
     """The speed of the row's model on its GPU, in the middle of the tokens that count."""
     try:
         placed = place_row(row)
-    except MemfitError as error:
-        return LlamaOutcome(row=row, reason=str(error).splitlines()[0][:160])
+    except InputError as error:
+        unknown = error.problems[0].where == "gpu"
+        return LlamaOutcome(row=row, reason=NO_GPU if unknown else NO_MODEL)
     if isinstance(placed, str):
         return LlamaOutcome(row=row, reason=placed)
     found = token_seconds(
         placed.decoding, placed.machine, (placed.gpu,) * row.gpus, row.depth + row.tokens / 2
     )
+    name = placed.gpu.name.removesuffix(f" {LARGEST}GB")
     if isinstance(found, str):
-        return LlamaOutcome(row=row, gpu=placed.gpu.name, reason=found)
-    return LlamaOutcome(row=row, gpu=placed.gpu.name, predicted=1 / found)
+        return LlamaOutcome(row=row, gpu=name, reason=found)
+    return LlamaOutcome(row=row, gpu=name, predicted=1 / found)
 
 
 def place_row(row: LlamaRow) -> Placed | str:
@@ -196,6 +202,9 @@ def model_of(name: str, quant: str) -> GgufModel:
 
 def gpu_of(name: str) -> GPU:
     """The GPU that a row names; of several sizes, the one with the fastest memory."""
+    mac = apple_gpu(f"{name} {LARGEST}GB") if name.startswith("Apple ") else None
+    if mac is not None:
+        return mac
     try:
         return find_gpu(name)
     except InputError:

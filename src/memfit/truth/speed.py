@@ -20,6 +20,7 @@ from memfit.strategy import Strategy
 from memfit.tape import Alloc, Compute, Event, Tape
 from memfit.truth.answers import NODE
 from memfit.truth.case import STANDS, Case, Refused, Unfit
+from memfit.truth.llama_speed import LlamaOutcome, judge_llama, read_llama_rows
 from memfit.truth.models import built
 from memfit.truth.published import refused, server, understand
 from memfit.truth.rows import LARGEST, Row, count, number, read_rows
@@ -44,8 +45,11 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
+    """`decoding`: what llama.cpp and Ollama generate, by sources that no constant is fitted to."""
+
     found: tuple[Speed, ...]
     refused: tuple[Refused, ...]
+    decoding: tuple[LlamaOutcome, ...] = ()
 
     def only(self, *, training: bool) -> Speeds:
         return dataclasses.replace(
@@ -114,7 +118,19 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
         if key not in known:
             known.add(key)
             found.append(answer)
-    return Speeds(found=tuple(found), refused=tuple(without))
+    decoding = held_out_decoding(source, confidence) if path is None else ()
+    return Speeds(found=tuple(found), refused=tuple(without), decoding=decoding)
+
+
+def held_out_decoding(source: str, confidence: str) -> tuple[LlamaOutcome, ...]:
+    return tuple(
+        judge_llama(row)
+        for row in read_llama_rows()
+        if row.decoding
+        and row.held_out
+        and source in row.source
+        and confidence in ("", row.confidence)
+    )
 
 
 def said(row: Row, told: Told | None = None) -> Speed | Refused:

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 
 from memfit.constants import assumed, counted, fitted, measured
 from memfit.hardware import GPU
+from memfit.hardware.apple import gpu_cores
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp import graphs
 from memfit.serving.llamacpp.builder import Builder, Places
@@ -29,8 +30,9 @@ SOURCES = "truth/data/llama_speed.jsonl.gz, sources of the fitted half; tools/ll
 class Reader(NamedTuple):
     """How fast a backend reads: shares of the bandwidth for weights of 16 and 32 bits, for packed
     ones and for the cache (with and without flash attention); bytes that a multiprocessor reads in
-    a clock, for both kinds; seconds of an operation that is launched by itself, with the whole
-    graph at once, and so by builds that run several operations as one kernel."""
+    a clock, for 16 and 32 bits, for blocks of 32 numbers and for the larger blocks of K- and
+    I-quants, which take more arithmetic; seconds of an operation that is launched by itself, with
+    the whole graph at once, and so by builds that run several operations as one kernel."""
 
     half: float
     packed: float
@@ -38,6 +40,7 @@ class Reader(NamedTuple):
     cache_plain: float
     half_clock: float
     packed_clock: float
+    large_clock: float
     single: float
     graphed: float
     fused: float
@@ -47,7 +50,8 @@ READERS: Annotated[
     Mapping[str, Reader],
     fitted("rates of reading weights and cache, and the time of a launch, by backend", SOURCES),
 ] = {
-    "CUDA": Reader(0.964, 0.97, 0.97, 0.458, 6.44, 6.79, 3.73e-6, 3.86e-6, 2.06e-6),
+    "CUDA": Reader(0.964, 0.97, 0.97, 0.458, 6.44, 6.13, 6.79, 3.68e-6, 3.86e-6, 2.06e-6),
+    "MTL": Reader(0.97, 0.886, 0.97, 0.119, 10.4, 18.5, 7.17, 5.31e-6, 5.31e-6, 4.37e-6),
 }
 LIKELY: Annotated[
     Mapping[str, tuple[float, float]],
@@ -55,7 +59,7 @@ LIKELY: Annotated[
         "measured speed over predicted speed: the range of 90 % of the figures of held-out sources",
         "truth/data/llama_speed.jsonl.gz; tests/core/test_llama_speed.py",
     ),
-] = {"CUDA": (0.84, 1.137)}
+] = {"CUDA": (0.84, 1.131), "MTL": (0.798, 1.093)}
 # GPUs whose memory reaches clearly less than its data sheet says, for any kernel.
 READ: Annotated[
     Mapping[str, float],
@@ -94,16 +98,21 @@ GRAPHS_TURING: Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one token takes on one device: bytes of weights and of the cache, and operations."""
+    """What one token takes on one device: bytes of weights in 16 or 32 bits, in blocks of 32
+    numbers and in larger blocks, bytes of the cache, and operations."""
 
     half: float = 0.0
     packed: float = 0.0
+    large: float = 0.0
     cache: float = 0.0
     nodes: float = 0.0
 
     @property
     def bytes(self) -> float:
-        return self.half + self.packed + self.cache
+        return self.half + self.packed + self.large + self.cache
+
+
+KINDS: Mapping[int, str] = {1: "half", 32: "packed"}  # by the numbers of a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +132,7 @@ class Decoding:
             parts[part] = parts.get(part, 0.0) + amount
 
         for tensor, device, read in weights_read(self.model, self.places):
-            add(device, "half" if tensor.type.block == 1 else "packed", read)
+            add(device, KINDS.get(tensor.type.block, "large"), read)
         nodes = layer_nodes(self.model, self.settings)
         for layer in range(self.model.layers):
             read = cache_read(self.model, self.settings, layer, depth)
@@ -226,6 +235,7 @@ def gpu_seconds(work: Work, gpu: GPU, reader: Reader, *, flash: bool, build: int
     return (
         work.half / rate(reader.half, reader.half_clock)
         + work.packed / rate(reader.packed, reader.packed_clock)
+        + work.large / rate(reader.packed, reader.large_clock)
         + work.cache / cached
         + work.nodes * launch(gpu, reader, build)
     )
@@ -243,7 +253,10 @@ SOFT: Annotated[int, assumed("exponent that joins two limits of a kernel", "no s
 
 
 def multiprocessor_clocks(gpu: GPU) -> float:
-    """Clocks a second of all multiprocessors together; 0 where they are not known."""
+    """Clocks a second of all multiprocessors together; 0 where they are not known. Of Apple's
+    cores, nanoseconds count instead, and those since M3 have no limit that shows."""
+    if cores := gpu_cores(gpu):
+        return cores * 1e9
     if gpu.sm is None or "fp32" not in gpu.rates:
         return 0.0
     major, minor = gpu.sm
@@ -264,7 +277,7 @@ def token_seconds(
     known."""
     reader = READERS.get(machine.backend.name)
     if reader is None:
-        return f"no published speeds with {machine.backend.name} are in memfit's collection"
+        return f"memfit has no published speeds with {machine.backend.name} to judge by"
     total = 0.0
     for device, work in decoding.work(depth).items():
         if not work.bytes:
