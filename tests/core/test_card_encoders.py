@@ -1,6 +1,8 @@
 """Cards of encoders: one pass over each sequence, and fine-tuning by the Trainer."""
 
+import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from memfit.api.card import card
 from memfit.api.question import question
 from memfit.cli import main
 from memfit.estimate import estimate
+from memfit.model import catalog
 from memfit.plan.card import Card, Shelf
 from memfit.report.card import text
 from memfit.report.figures import gib
@@ -70,6 +73,15 @@ def test_an_encoder_with_a_decoder_is_fine_tuned(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert "on Tesla T4: fine-tunes with all weights" in said.splitlines()[0]
     assert "\nrunning" not in said
+
+
+def test_a_checkpoint_without_a_head_is_fine_tuned(tmp_path: Path) -> None:
+    """Logits of masked words, which it does not have, would be most of its memory."""
+    config = {**catalog.entry(BERT).config(), "architectures": ["BertModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = card(str(tmp_path), gpu="t4", offline=True)
+    assert isinstance(answer, Card)
+    assert [row.use.key for row in answer.rows] == ["full", "lora"]
 
 
 @pytest.mark.parametrize(
