@@ -17,7 +17,7 @@ from tests.core.test_cli import SMALL, SRC, environment
 from memfit.api.verbs import VERBS
 from memfit.cli import main
 from memfit.cli.errors import wants_json
-from memfit.cli.trace import Life
+from memfit.cli.progress import Life
 from memfit.processes import VARIABLE
 from memfit.terminal import escaped
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from memfit.cli.trace import Life
+from memfit.cli.progress import Life
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable, write_text
 from memfit.processes import usual_processes

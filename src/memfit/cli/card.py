@@ -45,7 +45,7 @@ def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
 def answered(asked: Question) -> dict[str, Any]:
     """The answer in both forms, and its exit code."""
     from memfit.api.card import answer
-    from memfit.cli.trace import Life
+    from memfit.cli.progress import Life
     from memfit.plan.card import Card
     from memfit.processes import usual_processes
     from memfit.report import card as report

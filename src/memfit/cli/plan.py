@@ -9,7 +9,7 @@ import click
 
 from memfit.api.plan import plan
 from memfit.cli.errors import note_gpu
-from memfit.cli.trace import Life
+from memfit.cli.progress import Life
 from memfit.errors import raise_errors
 from memfit.output_files import unwritable, write_text
 from memfit.plan.ledger import Counted

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.api.verbs import estimate, gpus, models
 from memfit.cli.errors import complain
-from memfit.cli.trace import Life, Words, traced
+from memfit.cli.progress import Life
 from memfit.errors import Problem
 from memfit.report import write
 from memfit.terminal import coloured, terminal_columns
 from memfit.words.gpus import one_model
 
 if TYPE_CHECKING:
+    from memfit.cli.trace import Words
     from memfit.estimate import Estimate
 
 FITS, DOES_NOT = 0, 1
@@ -69,6 +70,8 @@ def run_trace(
     snapshot: str,
     **given: Any,
 ) -> tuple[int, str]:
+    from memfit.cli.trace import traced  # loads click
+
     form = "json" if as_json else form
     exact, strict = given.pop("exact"), given.pop("strict")
     values = {name: value for name, value in given.items() if value not in (None, ())}

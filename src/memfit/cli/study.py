@@ -11,7 +11,7 @@ import click
 from memfit.api.study import AXES, VARIED
 from memfit.api.verbs import study
 from memfit.cli.errors import note_gpu
-from memfit.cli.trace import Life
+from memfit.cli.progress import Life
 from memfit.errors import InputError
 from memfit.output_files import unwritable, write_text
 from memfit.terminal import terminal_columns
