@@ -21,7 +21,7 @@ from click.testing import CliRunner  # noqa: E402
 
 import combinations  # noqa: E402
 from memfit.api.verbs import VERBS  # noqa: E402
-from memfit.cli import commands  # noqa: E402
+from memfit.cli.commands import commands  # noqa: E402
 from memfit.cli.help import GROUPS  # noqa: E402
 from memfit.constants import KINDS, all_constants  # noqa: E402
 from memfit.report import FORMATS, accuracy_data, codec  # noqa: E402

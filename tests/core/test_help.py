@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from memfit.api.serving import Answering
 from memfit.api.verbs import VERBS
-from memfit.cli import commands, main
+from memfit.cli import main
+from memfit.cli.commands import commands
 from memfit.cli.help import EXAMPLES, FIRST, SCREEN
 from memfit.job import Job
 from memfit.words.options import Ask, Measuring, Planning, Run, Studying

@@ -11,7 +11,8 @@ import pytest
 from memfit.api.engine_plan import OF_A_PLAN
 from memfit.api.question import question
 from memfit.api.serving import Answering
-from memfit.cli import commands, main
+from memfit.cli import main
+from memfit.cli.commands import commands
 from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS

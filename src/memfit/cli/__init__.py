@@ -2,6 +2,5 @@
 larger ones need."""
 
 from memfit.cli.app import main
-from memfit.cli.commands import commands
 
-__all__ = ["commands", "main"]
+__all__ = ["main"]

@@ -11,13 +11,10 @@ import errno
 import sys
 from collections.abc import Sequence
 
-import click
-
 from memfit import renames
 from memfit.api.verbs import VERBS
-from memfit.cli import arguments as cli_arguments
-from memfit.cli.commands import commands
 from memfit.cli.errors import complain, envelope, wants_json
+from memfit.cli.plain import answered
 from memfit.cli.routing import routed
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.terminal import (
@@ -50,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code, answer, problems = outcome(words)
         if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
             complain(problems)
-        right = cli_arguments.corrected(typed, problems) or cli_arguments.moved(typed, problems)
-        if code == UNUSABLE and right:
+        if code == UNUSABLE and (right := corrected(typed, problems)):
             say(f"try: {right}")
         if problems and wants_json(words):
             answer = envelope(words[0], problems)
@@ -69,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
+def corrected(typed: list[str], problems: Sequence[Problem]) -> str:
+    """The command with what was wrong put right; empty where that is not known."""
+    from memfit.cli import arguments
+
+    return arguments.corrected(typed, problems) or arguments.moved(typed, problems)
+
+
 def renamed(message: str) -> None:
     complain((Problem(message=message, level="warning"),))
 
@@ -76,26 +79,14 @@ def renamed(message: str) -> None:
 def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
     """The exit code, the answer, and what is wrong."""
     try:
-        answer = commands.main(args=list(words), prog_name="memfit", standalone_mode=False)
-        return (answer, "", ()) if isinstance(answer, int) else (*answer, ())
-    except click.exceptions.NoArgsIsHelpError as help:
-        say(help.format_message())
-        return UNUSABLE, "", ()
-    except click.ClickException as error:
-        message = error.format_message().rstrip(".")
-        message = message[:1].lower() + message[1:]
-        page = "memfit" if getattr(error, "ctx", None) is None else error.ctx.command_path  # type: ignore[attr-defined]
-        return UNUSABLE, "", (Problem(message=message, hint=f"see `{page} --help`"),)
-    except click.exceptions.Exit as end:
-        return end.exit_code, "", ()
+        plain = answered(words)
+        return by_click(words) if plain is None else (*plain, ())
     except InputError as error:
         return UNUSABLE, "", error.problems
     except MemfitError as error:
         return UNUSABLE, "", (problem_of(error),)
-    except (click.Abort, KeyboardInterrupt) as end:
-        by = end.__cause__ if isinstance(end, click.Abort) else end  # click wraps what ends it
-        number = by.number if isinstance(by, Ended) else INTERRUPTED - 128
-        return 128 + number, "", (Problem(message="interrupted"),)
+    except KeyboardInterrupt as end:
+        return interrupted(end)
     except BrokenPipeError:  # click's own help pages
         silence(1)
         return PIPE_CLOSED, "", ()
@@ -109,6 +100,34 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
     # Shown in full, under a code that no script takes for an answer
     except Exception as error:  # noqa: BLE001
         return defect(error)
+
+
+def by_click(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
+    """The same by click, which knows every option, help page and shell."""
+    import click
+
+    from memfit.cli.commands import commands
+
+    try:
+        answer = commands.main(args=list(words), prog_name="memfit", standalone_mode=False)
+        return (answer, "", ()) if isinstance(answer, int) else (*answer, ())
+    except click.exceptions.NoArgsIsHelpError as help:
+        say(help.format_message())
+        return UNUSABLE, "", ()
+    except click.ClickException as error:
+        message = error.format_message().rstrip(".")
+        message = message[:1].lower() + message[1:]
+        page = "memfit" if getattr(error, "ctx", None) is None else error.ctx.command_path  # type: ignore[attr-defined]
+        return UNUSABLE, "", (Problem(message=message, hint=f"see `{page} --help`"),)
+    except click.exceptions.Exit as end:
+        return end.exit_code, "", ()
+    except click.Abort as end:
+        return interrupted(end.__cause__)  # click wraps what ends it
+
+
+def interrupted(by: BaseException | None) -> tuple[int, str, tuple[Problem, ...]]:
+    number = by.number if isinstance(by, Ended) else INTERRUPTED - 128
+    return 128 + number, "", (Problem(message="interrupted"),)
 
 
 def defect(error: Exception) -> tuple[int, str, tuple[Problem, ...]]:
