@@ -23,7 +23,8 @@ from tests.core.test_report import problems_of
 
 from memfit import __version__
 from memfit.api.verbs import estimate
-from memfit.cli import commands, main
+from memfit.cli import main
+from memfit.cli.commands import commands
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.report.codec import refusal, schema, to_dict
@@ -679,3 +680,19 @@ def test_what_is_offered_is_near(
     assert hint in lines[1]
     assert len(lines) == (3 if right else 2)
     assert not right or lines[2].startswith(f"try: {right}")
+
+
+@pytest.mark.parametrize(
+    ("begun", "name"),
+    [("llama-3.1-8", "Llama-3.1-8B"), ("meta-llama/llama-3.1-8", "meta-llama/Llama-3.1-8B")],
+)
+def test_a_shell_completes_models_with_their_owner_and_without(begun: str, name: str) -> None:
+    words = {"COMP_WORDS": f"memfit estimate {begun}", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from memfit.cli import main; main()"],
+        env={**environment(), **words, "_MEMFIT_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"plain,{name}" in done.stdout.splitlines()

@@ -90,9 +90,9 @@ def complete_model(
 ) -> list[CompletionItem]:
     from memfit.model import catalog
 
-    found = [
-        CompletionItem(name) for name in catalog.names() if name.lower().startswith(begun.lower())
-    ]
+    full = catalog.names()
+    names = dict.fromkeys((*full, *(name.rpartition("/")[2] for name in full)))
+    found = [CompletionItem(name) for name in names if name.lower().startswith(begun.lower())]
     return found or [CompletionItem(begun, type="file")]
 
 
