@@ -136,7 +136,7 @@ def outcome(head: str, kind: str, task: str) -> str:
     not transformers.__version__.startswith(READ_FROM),
     reason=f"the table is of transformers {READ_FROM}",
 )
-@pytest.mark.parametrize(("head", "kind"), sampled(classes(), 2))
+@pytest.mark.parametrize(("head", "kind"), sampled(classes(), 3))
 def test_it_is_traced_or_refused_as_told(head: str, kind: str) -> None:
     found = {task: outcome(head, kind, task) for task in tasks(head, kind)}
     for task, message in found.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.sampling import sampled
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError, Problem
@@ -82,7 +83,7 @@ def said(problem: Problem, message: str, line: int, hint: str) -> None:
         assert f"train.py:{line}" in problem.where
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(list(CASES), 3))
 def test_it_is_told_in_one_message(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     said(refused(tmp_path, case.program, offline="hub" in name), case.message, case.line, case.hint)
