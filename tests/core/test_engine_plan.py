@@ -12,6 +12,7 @@ from memfit.api.engine_plan import plan_engine
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu
+from memfit.hardware.prices import price
 from memfit.model.modules import MoE
 from memfit.plan import engine_search
 from memfit.plan.engine_goals import EnginePlan, EngineQuestion, EngineRow
@@ -72,6 +73,13 @@ def test_a_plan_says_what_the_engine_says() -> None:
     again = serve("qwen3-8b", engine="vllm", gpu="h100-sxm", **row.options)
     assert row.users == int(again.figures["max_concurrency"])
     assert again.figures["max_concurrency_len"] == row.length == 9216
+    # a million output tokens for what an hour of the GPU costs
+    known = price(plan.cluster.gpu)
+    assert known is not None
+    assert row.speed is not None
+    seconds = 10**6 / row.speed.tokens_per_second
+    assert row.dollars == pytest.approx(seconds / 60 / 60 * known.dollars)
+    assert plan.dollars == known.dollars
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memfit.errors import TapeError
 from memfit.simulate.memory import Memory, blocks, memory, starred
 from memfit.simulate.replay import replay
-from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Odd, Part, Repeat, Tape, check
+from memfit.tape import LONGEST, NOTHING, Alloc, Event, Free, Mark, Odd, Part, Repeat, Tape, check
 from memfit.units import KIB, MIB
 
 
@@ -172,6 +172,20 @@ def test_phases_have_peaks_and_moments_names() -> None:
         ("steady step", "forward", 1, 1536),
         ("evaluate", "evaluate", 1, 2048),
         ("save", "save", 1, 2048),
+    ]
+
+
+def test_what_is_prepared_between_steps_is_one_of_them() -> None:
+    """Before the first forward it is a part of the load."""
+    marks = (("prepare", 0), ("forward", 0), ("prepare", 1), ("forward", 1), ("forward", LONGEST))
+    found = memory(tape(Mark("load"), *(Mark(phase, step=step) for phase, step in marks)))
+    assert [(one.moment, one.phase) for one in found.timeline] == [
+        ("load", "load"),
+        ("load", "prepare"),
+        ("first step", "forward"),
+        ("steady step", "prepare"),
+        ("steady step", "forward"),
+        ("longest batch", "forward"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from memfit.plan import advice, card, engine_search, frontier, study, trade_offs
 from memfit.plan.advice import Change, Setting
 from memfit.plan.card import Asking, Row, Served, Use
 from memfit.plan.engine_goals import EngineRow, Load, Speed, users_fit
-from memfit.plan.furthest import TRIES, Look, furthest, halved, live_end, on_line, rise
+from memfit.plan.furthest import TRIES, Look, furthest, halved, live_end, nearer, on_line, rise
 from memfit.plan.planning import Wish
 from memfit.plan.study import Cell, Matrix, Panel, Way
 from memfit.strategy import DDP, EP, FSDP, ONE, PP, TP, Strategy, ZeRO
@@ -121,9 +121,22 @@ def test_the_end_of_a_line_is_believed_where_it_lies_on_it() -> None:
 @pytest.mark.parametrize("fits", [0, 1, 2, 3, 31, 50, 99])
 def test_halving_finds_one_that_fits_near_the_largest(fits: int) -> None:
     found = halved(lambda count: count - fits, 100)
-    assert found <= fits
+    assert min(fits, 1) <= found <= fits
     assert fits - found <= 100 / 2**TRIES + 1
     assert halved(lambda count: -1, 1) == halved(lambda count: -1, 0) == 0
+
+
+def test_a_step_back_that_went_too_far_is_taken_back_along_its_line() -> None:
+    """10 fit with 50 bytes to spare, 20 lack 50: the line between them ends at 15; where that does
+    not fit, or is up to a sixteenth more, it stays."""
+    for room, start, found in ((150, 10, 15), (149, 10, 10)):
+        look = Line(lambda batch: 10 * batch, room, "batch")
+        assert nearer(look, Job(), "batch", 1, (start, -50), (20, 50)) == found
+    look = Line(lambda batch: 10 * batch, 10**6, "batch")
+    assert nearer(look, Job(), "batch", 1, (160, -10), (260, 90)) == 160
+    assert nearer(look, Job(), "batch", 1, (160, -11), (260, 89)) == 171
+    assert nearer(look, Job(), "batch", 1, (100, -50), (100, 50)) == 100
+    assert nearer(look, Job(), "batch", 1, (100, -50), (99, 50)) == 100
 
 
 # ------------------------------------------------------------------------- the card
@@ -307,6 +320,24 @@ def test_changes_that_a_job_has_already_are_none() -> None:
         assert names(plain.replace(seq=seq), kind="shorter")[:2] == shorter
 
 
+@pytest.mark.parametrize("task", ["finetune", "inference"])
+@pytest.mark.parametrize("precision", ["fp32", "autocast-fp16", "bf16"])
+def test_a_change_is_what_its_name_says(task: str, precision: str) -> None:
+    """Its options as they are written in a command."""
+    job = Job(task=task, method="full", precision=precision, batch=8, packing=False)
+    for one in advice.changes(job):
+        if one.strategy is not None:
+            continue
+        words = []
+        for key, value in one.changes.items():
+            if key == "precision" and one.kind == "method":
+                continue  # as the method needs it
+            assert value is not False
+            flag = f"--{key.replace('_', '-')}"
+            words.append(flag if value is True else f"{flag} {value}")
+        assert " ".join(words) == one.name
+
+
 def test_the_changes_of_an_answer() -> None:
     job = Job(task="inference", batch=4, seq=100, new_tokens=9, precision="fp32")
     assert names(job, kind="method") == ["--quant int8", "--quant nf4"]
@@ -452,6 +483,10 @@ def test_a_bound_is_what_a_job_lacks_at_the_least() -> None:
     assert advice.bound_shortfall(Held(), Setting(Job(batch=9), ONE), on) is None
     found = advice.bound_shortfall(Held(), Setting(Job(batch=8, accumulate=4), ONE), on)
     assert found == 32 * GIB - int(room)
+    # where the bound decides nothing else is looked at
+    for batch, said in ((9, None), (8, found)):
+        asked = Setting(Job(batch=batch, accumulate=4), ONE)
+        assert advice.quick_shortfall(Held(), asked, on) == said
 
 
 # ------------------------------------------------------------------------- engines
@@ -536,6 +571,13 @@ def test_goals_that_are_missed_in_words() -> None:
         "2 users fit",
         "1,234 users fit",
     ]
+
+
+def test_the_table_of_lengths_and_users() -> None:
+    lengths, users = engine_search.LENGTHS, engine_search.USERS
+    assert (lengths[0], lengths[-1], users[0], users[-1]) == (2 * 1024, 2**20, 1, 256)
+    for some in (lengths, users):
+        assert all(after == 2 * one for one, after in pairwise(some))
 
 
 def test_what_a_load_says() -> None:
@@ -804,6 +846,10 @@ def test_slower_than_the_quickest_with_the_same_method() -> None:
     assert study.scored(way, both, "full").slower == pytest.approx(2**0.5 - 1)
     assert study.scored(way, both, "").slower == pytest.approx((8 * 2) ** 0.5 - 1)
     assert study.scored(way, both, "full").fits == 2
+    unknown = panel(ran("ZeRO-2", None, 9), gpus="4xa100-sxm-80gb", seq=66)
+    for places in ([*both, unknown], [unknown, *both]):
+        found = study.scored(way, places, "full")
+        assert (found.fits, found.slower) == (3, None)
     eager = Way(method="full", checkpointing="none", attention="eager", layout="DDP")
     assert study.fused(eager) == eager
     assert study.fused(full.way).attention == "fused"

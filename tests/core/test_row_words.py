@@ -395,6 +395,7 @@ def test_the_dtype_of_qlora_may_stand_in_its_method() -> None:
     [
         ("", 1, ONE),
         ("single GPU", 1, ONE),
+        ("", None, ONE),
         ("", 2, ["2 GPUs, and not how they share the work"]),
         ("none", 8, ["none"]),
         ("pp2", 2, ["pp2"]),
@@ -414,7 +415,7 @@ def test_the_dtype_of_qlora_may_stand_in_its_method() -> None:
         ("tp2", 2, TP(size=2)),
     ],
 )
-def test_layouts(parallel: str, gpus: int, found: Any) -> None:
+def test_layouts(parallel: str, gpus: int | None, found: Any) -> None:
     row = made(parallel=parallel, gpus=gpus, engine="accelerate", scope="one GPU")
     got = said(plain.strategy_of, row, [])
     if not isinstance(got, list) and found is not ONE:

@@ -165,6 +165,22 @@ def test_distributions_that_cannot_be(spec: str, said: str) -> None:
     assert said in str(found.value)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ",".join(["512"] * 400),
+        "x" * 2000 + ":mean=4",
+        "uniform:" + "x" * 2000,
+        "uniform:min=" + "9" * 2000,
+        "lognormal:mean=4," + "y" * 2000 + "=7",
+    ],
+)
+def test_a_long_specification_is_cut_in_what_is_said(spec: str) -> None:
+    with pytest.raises(InputError) as found:
+        read_lengths(spec, Counting())
+    assert all(len(problem.message) < 120 for problem in found.value.problems)
+
+
 def test_distributions_at_their_ends() -> None:
     found = read_lengths("uniform:min=5,max=5", Counting())
     assert set(found.tokens) == {5}
