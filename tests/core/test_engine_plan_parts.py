@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.hardware import parse_cluster
+from memfit.hardware.prices import price
 from memfit.plan import engine_search
-from memfit.plan.engine_goals import EngineRow, Load, Speed, users_fit
+from memfit.plan.engine_goals import EngineQuestion, EngineRow, Load, Speed, users_fit
+from memfit.plan.engine_search import Candidate
+from memfit.serving.base import Subject
+from memfit.units import GIB
 
 
 # ------------------------------------------------------------------------- engines
@@ -177,3 +183,202 @@ def test_words_for_a_limit_that_is_fixed() -> None:
         question: Any = SimpleNamespace(planned=planned, fixed=fixed)
         answer: Any = SimpleNamespace(figures={"max_concurrency": room})
         assert engine_search.limited_by(question, answer) == said
+
+
+# ------------------------------------------------------------------------- an engine by a formula
+class Ten:
+    """An engine whose weights take 10 GiB, and whose cache of 8 GiB holds 32,768 tokens on each of
+    its GPUs; it starts where one request has room, and runs 64 at once at most."""
+
+    tokens = 32_768
+
+    def answer(self, asked: Any) -> Any:
+        length = asked.options["len"]
+        many = self.tokens * len(asked.devices) / length
+        return SimpleNamespace(
+            failure="" if many >= 1 else "no room",
+            figures={"max_concurrency": many, "kv_gib": 8.0},
+            device=18 * GIB,
+            pools=(
+                SimpleNamespace(name="weights", bytes=10 * GIB),
+                SimpleNamespace(name="KV cache of all layers", bytes=8 * GIB),
+            ),
+            problems=(),
+        )
+
+
+def question(load: Load, positions: int | None = 2**20, **fixed: Any) -> EngineQuestion:
+    planned: Any = SimpleNamespace(
+        engine=Ten(),
+        tensor="tp",
+        weights="quant",
+        cache="kv",
+        eighths="fp8",
+        length="len",
+        users="seqs",
+        command=lambda model, options: f"serve {model}",
+        on_rank=lambda asked: SimpleNamespace(
+            model=None, rank=None, cached=2, host=0.0, chunk=100, requests=64
+        ),
+    )
+    model: Any = SimpleNamespace(positions=positions)
+    subject = Subject(name="m", config={}, model=model)
+    return EngineQuestion(planned=planned, subject=subject, load=load, fixed=fixed)
+
+
+def asked(
+    load: Load, one: Candidate | None = None, gpu: str = "h100-sxm", **fixed: Any
+) -> EngineRow | None:
+    known = one or Candidate(weights="own", cache="auto", tensor=1, replicas=1)
+    return engine_search.judged(question(load, **fixed), parse_cluster(gpu), known)
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a millisecond for each that decodes, and for each ten tokens of a prompt."""
+    monkeypatch.setattr(
+        engine_search, "step_seconds", lambda _, step: step.decoding / 1e3 + step.prompt / 1e4
+    )
+
+
+def test_users_are_those_whose_requests_have_room() -> None:
+    load = Load(users=30, prompt=1000, output=24)
+    found = asked(load)
+    assert found is not None
+    assert (found.users, found.length, found.fits) == (32, 1024, True)
+    assert found.options == {"len": 1024, "seqs": 30}
+    over = asked(Load(users=33, prompt=1000, output=24))
+    assert over is not None
+    assert over.missed == ("32 users fit",)
+    two = asked(
+        Load(users=33, prompt=1000, output=24),
+        Candidate(weights="fp8", cache="fp8", tensor=2, replicas=2),
+        "4xh100-sxm",
+    )
+    assert two is not None
+    assert two.users == 2 * 2 * 32
+    assert two.options == {"len": 1024, "tp": 2, "seqs": 17, "kv": "fp8", "quant": "fp8"}
+    four = asked(load, Candidate(weights="awq-4bit", cache="auto", tensor=1, replicas=1))
+    assert four is not None
+    assert (four.command, found.command) == ("serve AWQ_CHECKPOINT", "serve m")
+    assert four.options == {"len": 1024, "seqs": 30}
+    none = asked(Load(prompt=40_000, output=0))
+    assert none is not None
+    assert (none.users, none.speed, none.missed) == (0, None, ("the engine does not start",))
+
+
+def test_without_a_number_of_users_the_engine_s_own_limit_counts() -> None:
+    many = asked(Load(prompt=60, output=4))  # the cache has room for 512
+    assert many is not None
+    assert many.users == 64
+    fixed = asked(Load(users=8, prompt=1000, output=24), seqs=4)
+    assert fixed is not None
+    assert fixed.options["seqs"] == 4
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 32])
+def test_the_longest_request_of_so_many_users(users: int) -> None:
+    found = asked(Load(users=users))
+    assert found is not None
+    assert found.length == 32_768 // users
+    assert (found.users, found.speed) == (users, None)
+    assert asked(Load(users=4096)) is None  # not even a block of 16 tokens, with one more
+    few = engine_search.judged(
+        question(Load(users=users), positions=512),
+        parse_cluster("h100-sxm"),
+        Candidate(weights="own", cache="auto", tensor=1, replicas=1),
+    )
+    assert few is not None
+    assert few.length == 512
+    unnamed = engine_search.judged(
+        question(Load(users=users), positions=None),
+        parse_cluster("h100-sxm"),
+        Candidate(weights="own", cache="auto", tensor=1, replicas=1),
+    )
+    assert unnamed is not None
+    assert unnamed.length == min(2048, 32_768 // users)
+    stated = asked(Load(users=users), len=777)
+    assert stated is not None
+    assert stated.length == 777
+
+
+def test_a_speed_is_that_of_all_users() -> None:
+    """Ten users decode in 10 ms; each of their prompts takes 50 ms in between, once for 100 tokens
+    of its answer; with nine that decode the first token comes after six steps of 9 ms more."""
+    found = asked(Load(users=10, prompt=500, output=100))
+    assert found is not None
+    assert found.speed is not None
+    token = 0.010 + 10 * 0.050 / 100
+    assert found.speed.token == pytest.approx(token)
+    assert found.speed.first == pytest.approx(0.050 + 6 * 0.009)
+    assert found.speed.tokens_per_second == pytest.approx(10 / token)
+    copies = asked(
+        Load(users=20, prompt=500, output=100),
+        Candidate(weights="own", cache="auto", tensor=1, replicas=2),
+        "2xh100-sxm",
+    )
+    assert copies is not None
+    assert copies.speed is not None
+    assert copies.speed.token == found.speed.token
+    assert copies.speed.tokens_per_second == pytest.approx(20 / token)
+    prompts = asked(Load(users=10, prompt=500))
+    assert prompts is not None
+    assert prompts.speed is not None
+    assert (prompts.speed.token, prompts.speed.tokens_per_second) == (pytest.approx(0.010), 0)
+    assert prompts.dollars is None
+    known = price(parse_cluster("h100-sxm").gpu)
+    assert known is not None
+    for one, gpus in ((found, 1), (copies, 2)):
+        assert one.speed is not None
+        hours = 10**6 / one.speed.tokens_per_second / 3600
+        assert one.dollars == pytest.approx(hours * known.dollars * gpus)
+    late = asked(Load(users=100, prompt=500, output=12))  # of whom 64 have room, the others wait
+    assert late is not None
+    assert late.speed is not None
+    assert late.speed.tokens_per_second == pytest.approx(64 / (0.064 + 64 * 0.050 / 12))
+
+
+def test_the_grid_of_an_engine() -> None:
+    """10 GiB of weights, and 8 GiB for 32,768 tokens."""
+    load, cluster = Load(users=2, prompt=1000, output=24), parse_cluster("h100-sxm")
+    found = asked(load)
+    assert found is not None
+    grid = engine_search.grid_of(question(load), cluster, found)
+    assert grid is not None
+    assert grid.lengths[:2] == (2048, 4096)
+    assert grid.lengths[-1] == 2**20
+    assert grid.most[:5] == (16, 8, 4, 2, 1)
+    assert grid.limit == 18 * GIB
+    assert grid.cells[0][:3] == (10.5 * GIB, 11 * GIB, 12 * GIB)
+    few = engine_search.grid_of(question(load, positions=4096), cluster, found)
+    assert few is not None
+    assert few.lengths == (2048, 4096)
+    assert engine_search.grid_of(question(load, positions=2047), cluster, found) is None
+    assert engine_search.grid_of(question(load, len=5), cluster, found) is None
+
+
+def test_a_plan_of_an_engine_and_the_cheapest_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Load(users=40, prompt=1000, output=24)
+    cluster = parse_cluster("2xa100-sxm-80gb")
+    found = engine_search.plan_engine(question(load, kv="auto"), cluster)
+    assert found.fits
+    assert all(row.fits and row.tensor * row.replicas == 2 for row in found.rows)
+    assert found.grid is not None
+    assert len(engine_search.plan_engine(replace(question(load), top=1), cluster).rows) == 1
+    one = parse_cluster("a100-sxm-80gb")
+    missed = engine_search.plan_engine(question(load), one)
+    assert (missed.fits, len(missed.close)) == (False, 1)
+    known = price(one.gpu)
+    assert known is not None
+    assert missed.dollars == known.dollars
+    some = [(1.0, one), (2.0, parse_cluster("2xt4")), (3.0, cluster), (9.0, cluster)]
+    monkeypatch.setattr(engine_search, "machines", lambda: iter(some))
+    cheapest = engine_search.cheapest_engine(question(load), 8)
+    assert (cheapest.cluster.gpu.id, cheapest.cluster.gpus, cheapest.market) == ("t4", 2, True)
+    assert cheapest.passed == (f"$1.00 per hour, {one.name}: 32 users fit",)
+    shared = engine_search.cheapest_engine(question(load, tp=2), 8)
+    assert (shared.cluster.gpus, shared.passed) == (2, ())
+    nowhere = engine_search.cheapest_engine(question(load), 1)
+    assert (nowhere.fits, nowhere.market, len(nowhere.passed)) == (False, True, 1)
+    with pytest.raises(InputError, match="shares layers over 4 GPUs"):
+        engine_search.cheapest_engine(question(load, tp=4), 8)
