@@ -1,0 +1,267 @@
+"""The card by hand, over a model whose memory is a formula: which row is the best of its group,
+batches and lengths, the smallest and the cheapest GPU, and what a shelf of models says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.hardware import Cluster, find_gpu, nvidia_cards, parse_cluster, usable
+from memfit.hardware.prices import price
+from memfit.job import Job
+from memfit.plan import card
+from memfit.plan.card import USES, Asking, Row, Served, Use
+from memfit.strategy import ONE, TP, Strategy, even_split
+from memfit.units import GIB
+
+SHORT = Job(seq=50, new_tokens=0)
+T4 = Cluster(gpu=find_gpu("t4"))
+ANSWERS = {use.key: use for use in USES if use.answers and not use.served}
+TUNES = {use.key: use for use in USES if not use.answers}
+
+
+def shaped(layers: int = 32, positions: int = 8192, name: str = "m") -> Any:
+    return SimpleNamespace(
+        layers=[None] * layers,
+        positions=positions,
+        encodes=False,
+        name=name,
+        parameters=7,
+        config={},
+    )
+
+
+def job_of(model: Any, use: Use, strategy: Strategy, gpu: Any) -> Job:
+    return Job(**{"batch": 4, "seq": 512, **use.options})
+
+
+class Formula:
+    """`estimate` and its parts: so much for the weights of a use, and some for each sequence; a
+    layout divides the weights. What needs a quantization that is not supported is refused."""
+
+    def __init__(self, base: dict[str, int], each: int, refused: tuple[str, ...] = ()) -> None:
+        self.base, self.each, self.refused = base, each, refused
+
+    def needs(self, job: Job, strategy: Strategy) -> int:
+        kind = job.quant if job.task == "inference" else job.method
+        if kind in self.refused:
+            raise InputError.one(f"{kind} is not supported", where="job")
+        return self.base[kind] // strategy.ranks + self.each * job.batch
+
+    def estimate(
+        self, model: Any, job: Job, cluster: Any = None, strategy: Strategy = ONE, **_: Any
+    ) -> Any:
+        size = self.needs(job, strategy)
+        verdict = "" if cluster is None else "fits" if size <= usable(cluster.gpu) else "no"
+        time = SimpleNamespace(tokens_per_second=100.0 * job.batch)
+        return SimpleNamespace(device=size, reach=size, verdict=verdict, time=time, generation=None)
+
+    def shortfall(self, model: Any, job: Job, cluster: Cluster, strategy: Strategy) -> int:
+        return self.needs(job, strategy) - usable(cluster.gpu)
+
+
+@pytest.fixture
+def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
+    made = Formula(
+        {"none": 16 * GIB, "int8": 8 * GIB, "nf4": 4 * GIB, "full": 60 * GIB, "lora": 12 * GIB}
+        | {"qlora": 6 * GIB},
+        GIB,
+    )
+
+    class Line:
+        def __init__(self, model: Any, cluster: Cluster, strategy: Strategy) -> None:
+            self.cluster, self.strategy = cluster, strategy
+
+        def short(self, job: Job) -> int:
+            return made.shortfall(None, job, self.cluster, self.strategy)
+
+    def furthest(look: Line, job: Job, name: str, top: int, step: int) -> int:
+        """By trying all of them; of lengths only whether one fits."""
+        if name == "seq":
+            return top if look.short(job) <= 0 else 0
+        assert (top, step) == (4096, 1)
+        return max(
+            (one for one in range(1, 200) if look.short(job.replace(batch=one)) <= 0), default=0
+        )
+
+    monkeypatch.setattr(card, "estimate", made.estimate)
+    monkeypatch.setattr(card, "shortfall", made.shortfall)
+    monkeypatch.setattr(card, "Look", Line)
+    monkeypatch.setattr(card, "furthest", furthest)
+    monkeypatch.setattr(card, "unquantized", lambda *_: "")
+    monkeypatch.setattr(card, "stored_as", lambda _: "")
+    return made
+
+
+def no_server(*_: Any, **__: Any) -> Served | None:
+    return None
+
+
+def test_a_row_has_the_largest_batch_and_its_speed(formula: Formula) -> None:
+    """A T4 offers 14.5 GiB and some: 8 in 8 bits, and one for each sequence."""
+    room = usable(T4.gpu)
+    found = card.batch_row(shaped(), ANSWERS["8-bit"], T4, ONE, job_of)
+    assert (found.fits, found.most, found.job.batch) == (True, (room - 8 * GIB) // GIB, 1)
+    assert (found.device, found.tokens_per_second) == (9 * GIB, 100.0)
+    tuned = card.batch_row(shaped(), TUNES["qlora"], T4, ONE, job_of)
+    assert (tuned.fits, tuned.job.batch, tuned.device) == (True, 4, 10 * GIB)
+    few = card.batch_row(shaped(), TUNES["lora"], T4, ONE, job_of)
+    assert (few.most, few.job.batch) == ((room - 12 * GIB) // GIB,) * 2
+    none = card.batch_row(shaped(), TUNES["full"], T4, ONE, job_of)
+    assert (none.fits, none.most, none.job.batch, none.device) == (False, 0, 1, 0)
+    formula.refused = ("int8",)
+    refused = card.batch_row(shaped(), ANSWERS["8-bit"], T4, ONE, job_of)
+    assert refused.refused == "int8 is not supported"
+    whole = card.row(shaped(), ANSWERS["8-bit"], T4, ONE, job_of)
+    assert whole.refused == "int8 is not supported"
+
+
+def test_the_first_layout_that_is_supported_and_fits(formula: Formula) -> None:
+    four = parse_cluster("4xt4")
+    found, strategy = card.supported_row(shaped(), ANSWERS["16-bit"], four, job_of)
+    assert (found.fits, strategy) == (True, Strategy(tp=TP(size=4)))
+    assert found.device == 5 * GIB
+
+    def no_tensors(job: Job, strategy: Strategy) -> int:
+        if strategy.size("tp") > 1:
+            raise InputError.one("no tensor parallelism", where="use")
+        ranks = 1 if strategy.size("ddp") > 1 else strategy.ranks
+        return 16 * GIB // ranks + GIB * job.batch
+
+    formula.needs = no_tensors  # type: ignore[method-assign]
+    found, strategy = card.supported_row(shaped(), ANSWERS["16-bit"], four, job_of)
+    assert (found.fits, strategy.split) == (True, even_split(32, 4))
+    large = parse_cluster("4xa100-sxm-40gb")
+    found, strategy = card.supported_row(shaped(), ANSWERS["16-bit"], large, job_of)
+    assert (found.fits, strategy.size("ddp")) == (True, 4)
+    assert found.most == 4 * ((usable(large.gpu) - 16 * GIB) // GIB)  # of all copies
+    formula.refused = ("none",)
+    formula.needs = Formula.needs.__get__(formula)  # type: ignore[method-assign]
+    found, strategy = card.supported_row(shaped(), ANSWERS["16-bit"], four, job_of)
+    assert (found.refused, strategy) == ("none is not supported", Strategy(tp=TP(size=4)))
+
+
+def rows(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, Row], split: tuple[str, ...] = ()
+) -> Any:
+    """A card of these rows; those of `split` have their layers one after the other."""
+    uses = tuple(row.use for row in known.values())
+    monkeypatch.setattr(card, "with_servers", lambda *_: uses)
+    asked: list[tuple[str, bool]] = []
+
+    def part(model: Any, cluster: Any, job_of: Any, serve: Any, given: tuple[Use, bool]) -> Any:
+        use, longest = given
+        asked.append((use.key, longest))
+        layout = Strategy(split=even_split(32, 2)) if use.key in split else ONE
+        return (Row(use=use, longest=99) if longest else known[use.key]), layout
+
+    monkeypatch.setattr(card, "part", part)
+    asking = Asking(job_of=job_of, serve=no_server)
+
+    def made(cluster: Cluster) -> Any:
+        return card.card(shaped(), cluster, asking), asked
+
+    return made
+
+
+def test_the_first_row_of_each_group_that_fits_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = {"8-bit", "4-bit", "lora"}
+    known = {
+        use.key: Row(use=use, job=SHORT, fits=use.key in fits)
+        for use in (*ANSWERS.values(), *TUNES.values())
+    }
+    found, asked = rows(monkeypatch, known)(T4)
+    assert [row.use.key for row in found.rows if row.best] == ["8-bit", "lora"]
+    assert [row.longest for row in found.rows] == [99] * 6  # each asked for on its own
+    assert asked == [(key, longest) for key in known for longest in (False, True)]
+    several, asked = rows(monkeypatch, known)(parse_cluster("2xt4"))
+    assert asked == [(key, False) for key in known]
+    assert several.fits
+    halved, _ = rows(monkeypatch, known, split=("8-bit",))(parse_cluster("2xt4"))
+    assert [row.use.key for row in halved.rows if row.best] == ["4-bit", "lora"]
+    every, _ = rows(monkeypatch, known, split=("8-bit", "4-bit"))(parse_cluster("2xt4"))
+    assert [row.use.key for row in every.rows if row.best] == ["8-bit", "lora"]
+    nothing = {key: Row(use=row.use) for key, row in known.items()}
+    none, _ = rows(monkeypatch, nothing)(T4)
+    assert not none.fits
+    assert not any(row.best for row in none.rows)
+
+
+def test_a_server_that_refuses_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Use(key="s", title="s", options={}, server="own")
+    gguf = next(use for use in USES if use.gguf)
+    known = {
+        "s": Row(use=server, refused="no"),
+        gguf.key: Row(use=gguf, refused="no"),
+        "8-bit": Row(use=ANSWERS["8-bit"], refused="no"),
+    }
+    found, asked = rows(monkeypatch, known)(T4)
+    assert [row.use.key for row in found.rows] == [gguf.key, "8-bit"]
+    assert asked == [("s", False), (gguf.key, False), ("8-bit", False), ("8-bit", True)]
+
+
+def test_the_smallest_and_the_cheapest_gpu(formula: Formula) -> None:
+    """Of all cards with room the one with the least, and the one that costs least."""
+    asking = Asking(job_of=job_of, serve=no_server)
+    found = {row.use.key: row for row in card.smallest(shaped(), asking).rows}
+    assert set(found) == set(ANSWERS) | set(TUNES)  # a file's GPU is another question
+    for key, base, batch in (("16-bit", 16, 4), ("lora", 12, 4), ("full", 60, 4)):
+        size = (base + batch) * GIB
+        enough = [one for one in nvidia_cards() if usable(one) >= size]
+        row = found[key]
+        assert row.gpu is not None
+        assert row.cheapest is not None
+        assert usable(row.gpu) == min(map(usable, enough))
+        costs = [known.dollars for one in enough if (known := price(one)) is not None]
+        assert row.dollars == min(costs)
+        known = price(row.cheapest)
+        assert known is not None
+        assert (known.dollars, row.needs) == (row.dollars, size)
+    formula.base["full"] = 900 * GIB
+    formula.refused = ("int8",)
+    found = {row.use.key: row for row in card.smallest(shaped(), asking).rows}
+    assert (found["full"].gpu, found["full"].cheapest) == (None, None)
+    assert (found["full"].dollars, found["full"].needs) == (None, 904 * GIB)
+    assert found["8-bit"].refused == "int8 is not supported"
+
+
+def test_a_shelf_has_the_best_use_of_each_group(formula: Formula) -> None:
+    def line(serve: Any = no_server) -> Any:
+        asking = Asking(job_of=job_of, serve=serve)
+        (found,) = card.shelf([shaped()], T4, asking).lines
+        return found
+
+    def key(use: Use | None) -> str:
+        return "" if use is None else use.key
+
+    found = line()  # 16 + 4 and 8 + 4 GiB for four sequences
+    assert (key(found.answer), found.answer_bytes) == ("8-bit", 12 * GIB)
+    assert (key(found.tune), found.tune_bytes) == ("lora", 13 * GIB)  # one at a time: 12 + 1
+    formula.base |= {"lora": 11 * GIB - GIB // 2}
+    assert line().tune_bytes == 14 * GIB + GIB // 2  # its four fit at once
+    formula.base |= {"int8": 30 * GIB, "nf4": 20 * GIB, "lora": 40 * GIB, "qlora": 30 * GIB}
+    none = line()
+    assert (none.answer, none.tune) == (None, None)
+    # what the smallest needs with one sequence, for an answer with a file that is its file
+    assert (none.answer_bytes, none.tune_bytes) == (21 * GIB, 31 * GIB)
+    formula.refused = ("qlora",)
+    assert line().tune_bytes == 41 * GIB
+    formula.refused = ("qlora", "lora", "full")
+    assert line().tune_bytes == 0
+
+    def file(model: Any, quant: str, cluster: Any, context: int, *, whole: bool = True) -> Served:
+        assert context == 4096
+        size = {"Q8_0": 9 * GIB, "Q4_K_M": 5 * GIB}[quant]
+        return Served(device=size, host=0, fits=quant in fitting)
+
+    fitting = ("Q8_0", "Q4_K_M")
+    served = line(file)
+    assert (key(served.answer), served.answer_bytes) == ("Q8_0", 9 * GIB)
+    fitting = ("Q4_K_M",)
+    assert key(line(file).answer) == "Q4_K_M"
+    fitting = ()
+    assert (line(file).answer, line(file).answer_bytes) == (None, 5 * GIB)
+    assert (line().name, line().parameters) == ("m", 7)
