@@ -54,11 +54,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     """Read and check the arguments of a question. `problems`: those found before."""
     known = options()
     subject, values = given_values(model, given, known, problems)
-    problems += [
-        of_an_engine(str(name)) or unknown("option", str(name), str(name)[:60], tuple(known))
-        for name in values
-        if name not in known
-    ]
+    problems += strangers(values, known)
     asked = {
         name: value
         for name, value in values.items()
@@ -100,11 +96,8 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
             reasons += filter(traced, wrong)
             built = unbuilt(built.config, built.name, built.origin)
     if reasons and ask.by == "auto":
-        lacking = tuple(trace_fallback.missing(reasons, built.config if built else {}))
-        counted = bool(lacking) and rough_bound_counts(source) > 0
-        ask = dataclasses.replace(ask, by="bound" if lacking and counted else "trace")
-        reasons = [*lacking] or reasons
-        problems += () if counted else lacking  # without a count there is no range, either
+        ask, reasons, lacking = without_formula(ask, reasons, built, source)
+        problems += lacking
         if built is not None and "seq" not in named:
             job = trace_fallback.within_positions(job, built.config)
     else:
@@ -188,6 +181,27 @@ def applied(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy 
                 strategy=strategy,
             )
         )
+
+
+def strangers(values: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Problem]:
+    """What to say of names that are no options."""
+    for name in values:
+        if name not in known:
+            text = str(name)
+            yield of_an_engine(text) or unknown("option", text, text[:60], tuple(known))
+
+
+def without_formula(
+    ask: Ask, reasons: list[Problem], built: Model | None, source: Source | None
+) -> tuple[Ask, list[Problem], tuple[Problem, ...]]:
+    """Whether a trace answers or a rough bound, the reasons for it, and what is wrong where neither
+    can: a bound needs a count of parameters."""
+    lacking = tuple(trace_fallback.missing(reasons, built.config if built else {}))
+    if not lacking:
+        return dataclasses.replace(ask, by="trace"), reasons, ()
+    if rough_bound_counts(source) > 0:
+        return dataclasses.replace(ask, by="bound"), [*lacking], ()
+    return dataclasses.replace(ask, by="trace"), [*lacking], lacking
 
 
 def rough_bound_counts(source: Source | None) -> int:

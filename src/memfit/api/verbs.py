@@ -212,27 +212,7 @@ def measure(
     source, built = gather(
         problems, lambda: (None, None), lambda: model_of(model, Ask(by="trace", offline=True))
     )
-    layout = tuple(how.use.split()) or (
-        (f"fsdp={how.world},param_dtype=bf16,reduce_dtype=fp32",) if how.world > 1 else ()
-    )
-    if how.use and how.world > 1:
-        problems.append(
-            Problem(
-                message="`--world` and `--use` both set the layout",
-                where="world",
-                hint="one of them",
-            )
-        )
-    strategy = gather(problems, lambda: ONE, lambda: strategy_from(layout, None) if layout else ONE)
-    if how.process >= strategy.ranks:
-        count = f"{strategy.ranks} process" + ("es" if strategy.ranks > 1 else "")
-        problems.append(
-            Problem(
-                message=f"process {how.process} does not exist: the layout has {count}",
-                where="process",
-                hint="processes start at 0",
-            )
-        )
+    layout = measured_layout(how, problems)
     raise_errors(problems)
     assert built is not None
     if "seq" not in values:
@@ -249,6 +229,22 @@ def measure(
         engine=how.engine,
     )
     return [one(case, Path(how.out) if how.out else None, limit=how.case_limit)]
+
+
+def measured_layout(how: Measuring, problems: list[Problem]) -> tuple[str, ...]:
+    """The layout of a measurement, of which the process has to be one."""
+    layout = tuple(how.use.split()) or (
+        (f"fsdp={how.world},param_dtype=bf16,reduce_dtype=fp32",) if how.world > 1 else ()
+    )
+    if how.use and how.world > 1:
+        message = "`--world` and `--use` both set the layout"
+        problems.append(Problem(message=message, where="world", hint="one of them"))
+    strategy = gather(problems, lambda: ONE, lambda: strategy_from(layout, None) if layout else ONE)
+    if how.process >= strategy.ranks:
+        count = f"{strategy.ranks} process" + ("es" if strategy.ranks > 1 else "")
+        message = f"process {how.process} does not exist: the layout has {count}"
+        problems.append(Problem(message=message, where="process", hint="processes start at 0"))
+    return layout
 
 
 def study(

@@ -228,6 +228,18 @@ def alone(event: Comm) -> float | None:
     return None
 
 
+def add_parts(
+    parts: dict[str, float],
+    more: Mapping[str, float],
+    often: float,
+    named: Callable[[str], str] = str,
+) -> None:
+    """Add the seconds of each kind, so many times, under another name."""
+    for kind, seconds in more.items():
+        name = named(kind)
+        parts[name] = parts.get(name, 0.0) + often * seconds
+
+
 def duration(
     tape: Tape,
     rates: Rates,
@@ -244,15 +256,12 @@ def duration(
     `host`: what the host does instead; `turns`: for how many passes each pass on the tape stands,
     where the schedule of a pipeline tells."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
-    step = max(
-        (event.step for event in tape if type(event) is Mark and event.phase == "step"),
-        default=None,
-    )
-    if step is None or not told:
+    steps = [event.step for event in tape if type(event) is Mark and event.phase == "step"]
+    if not steps or not told:
         return None
     known: dict[tuple[float, float, str], float] = {}
     micro, stepping = walk(
-        tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention), known=known)
+        tape, max(steps), lambda: Meter(rates, told, calls, KERNELS.get(job.attention), known=known)
     )
     if not micro:
         return None
@@ -280,13 +289,11 @@ def duration(
         often * waiting(phases, rates.eager * TRAINED)
         for often, phases in zip(times, micro, strict=True)
     )
-    parts: dict[str, float] = {"launch": late} if late else {}
-    for often, meter in (*passes, (1.0, stepping)):
-        for kind, seconds in meter.parts.items():
-            name = (
-                "optimizer" if meter is stepping and kind not in ("communication", "host") else kind
-            )
-            parts[name] = parts.get(name, 0.0) + often * seconds
+    parts = {"launch": late} if late else {}
+    for often, meter in passes:
+        add_parts(parts, meter.parts, often)
+    named = {"communication": "communication", "host": "host"}
+    add_parts(parts, stepping.parts, 1.0, lambda kind: named.get(kind, "optimizer"))
     forward = [(often, phases["forward"]) for often, phases in zip(times, micro, strict=True)]
     return Duration(
         seconds=sum(parts.values()),
