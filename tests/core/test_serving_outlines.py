@@ -14,6 +14,7 @@ from memfit.serving.subject import subject_from
 from memfit.serving.vllm.setup import set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import rank_sizes
+from memfit.truth.served import UNSEEN, judge, read_served
 
 MIMO = "XiaomiMiMo/MiMo-V2-Flash"
 M3 = "MiniMaxAI/MiniMax-M3"
@@ -61,3 +62,14 @@ def test_a_text_without_a_type_has_that_of_the_whole() -> None:
     made = subject_from(from_catalog(catalog.find("nvidia/MiniMax-M3-NVFP4"))).model
     assert made is not None
     assert sum(one.count for one in made.towers) == 427_040_132_864 - 426_174_565_632
+
+
+def test_layers_that_share_a_cache_have_none_in_vllm() -> None:
+    """Gemma 4 E4B: 24 of 42 layers keep keys and values, 4 of them for all tokens; SGLang gives the
+    others a cache, too. unseen-0161 has 224,353 tokens in 4.1 GiB."""
+    subject = subject_from(from_catalog("google/gemma-4-E4B-it"))
+    specs = layer_specs(set_up(Question(subject=subject, options={}, version="0.22.1")))
+    assert [sum(one.kind == kind for one in specs) for kind in ("full", "sliding")] == [4, 20]
+    row = next(one for one in read_served(UNSEEN) if one.id == "unseen-0161")
+    found = judge(row).predicted
+    assert found["kv_tokens"] / found["kv_gib"] == pytest.approx(224_353 / 4.1, rel=0.01)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from memfit.model.modules import Attention, Latent
+from memfit.model.modules import Attention, Latent, Layer
 from memfit.serving.parts import Indexer, Picking, Recurrent, pair
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
@@ -32,7 +33,7 @@ def layer_specs(setup: Setup) -> list[Spec]:
         isinstance(block.mixer, Picking) for one in setup.model.layers for block in one.blocks
     )
     separate = setup.separate.layers if setup.separate is not None else ()
-    for layer in (*layers_of(setup.rank, setup.model), *setup.draft, *separate):
+    for layer in (*own_layers(setup), *setup.draft, *separate):
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention):
@@ -66,6 +67,16 @@ def layer_specs(setup: Setup) -> list[Spec]:
                 page = block_size * mixer.cached
                 found.append(Spec(kind="full", block=block_size, page=page, heads=1))
     return aligned(found, setup) if any(one.kind == "state" for one in found) else found
+
+
+def own_layers(setup: Setup) -> list[Layer]:
+    """Layers of the rank, but those at the end that read the cache of earlier ones (models/
+    gemma3n.py and gemma4.py kv_sharing_target_layer_name, 0.11.0 to 0.24.0)."""
+    text = setup.subject.config.get("text_config")
+    inner = text if isinstance(text, Mapping) else setup.subject.config
+    own = len(setup.model.layers) - int(inner.get("num_kv_shared_layers") or 0)
+    layers, first = layers_of(setup.rank, setup.model), setup.rank.layers[0]
+    return [one for number, one in enumerate(layers, first) if number < own]
 
 
 def state_page(setup: Setup, mixer: Recurrent) -> int:
