@@ -130,7 +130,7 @@ def test_a_stack_of_layers_has_several_names(stack: str, form: str) -> None:
     ("log", "figure", "error"),
     [
         ("unseen-0043", "weights_gib", 0.015),  # Gemma 4 31B, NVFP4 except attention
-        ("unseen-0052", "weights_gib", 0.004),  # Gemma 4 26B-A4B, NVFP4 in its experts alone
+        ("unseen-0052", "weights_gib", 0.005),  # Gemma 4 26B-A4B, NVFP4 in its experts alone
         # attention over two contexts: weights of two ranks are the same
         ("unseen-0061", "weights_gib", 0.004),
         # Kimi K2.5, whose text config has the quantization: 228 % before
