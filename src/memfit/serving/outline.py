@@ -16,6 +16,7 @@ from memfit.errors import InputError
 from memfit.model.families import build
 from memfit.model.modules import (
     MLP,
+    Attention,
     Block,
     Embedding,
     Layer,
@@ -76,10 +77,29 @@ def outline(
                 return None  # an engine has to know what to split, and what a request keeps
     except (InputError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    rest = (parameters or 0) - made.parameters
+    rest = (parameters or 0) - made.parameters + uncounted(inner, made)
     if rest > 0 and (text is not config or isinstance(config.get("vision_config"), Mapping)):
         made = replace(made, towers=(Weight(name=TOWER, shape=(rest,)),))
     return replace(made, name=name or kind, origin=origin, config=config)
+
+
+def uncounted(config: Mapping[str, Any], made: Model) -> int:
+    """Numbers of Gemma 4's layers that engines keep beyond the model's parameters: values that are
+    the keys once more, and keys and values of layers that read the cache of earlier ones (vLLM
+    `models/gemma4.py` Gemma4Attention qkv_proj, 0.19.1 to 0.24.0)."""
+    if not str(config.get("model_type")).startswith("gemma4"):
+        return 0
+    twice = bool(config.get("attention_k_eq_v"))
+    own = len(made.layers) - int(config.get("num_kv_shared_layers") or 0)
+    found = 0
+    for number, one in enumerate(made.layers):
+        for mixer in (block.mixer for block in one.blocks if isinstance(block.mixer, Attention)):
+            _, key, value = (each.inputs * each.outputs for each in mixer.project)
+            if number >= own:
+                found += key + value
+            elif twice and not mixer.window:
+                found += value
+    return found
 
 
 def qwen_hybrid(config: Mapping[str, Any]) -> Model:

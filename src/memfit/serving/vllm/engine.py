@@ -92,7 +92,7 @@ class VLLM:
         draft = list(draft_sizes(setup.draft, setup.model, setup.rank))
         if setup.separate is not None:
             draft += separate_drafts.sizes(setup.separate, setup.model, setup.rank)
-        draft += compressed.buffers(setup)
+        draft += [*compressed.buffers(setup), per_layer_inputs(setup)]
         weights = rank_bytes(setup.model, setup.rank, reserved=rocm, more=draft)
         # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
         offloaded = min(weights, setup.offload)
@@ -110,6 +110,14 @@ class VLLM:
         if device is None:
             return sizes_only(setup, sizes, made)
         return whole(setup, device, sizes, made)
+
+
+def per_layer_inputs(setup: Setup) -> int:
+    """Inputs of every layer that Gemma 3n and the small Gemma 4 keep for a step (models/
+    gemma3n_mm.py and gemma4_mm.py per_layer_embeddings, 0.11.0 to 0.24.0)."""
+    text = setup.subject.config.get("text_config")
+    each = int(text.get("hidden_size_per_layer_input") or 0) if isinstance(text, Mapping) else 0
+    return setup.batched * len(setup.model.layers) * each * setup.width
 
 
 @dataclass(frozen=True)
