@@ -163,8 +163,12 @@ class Room(NamedTuple):
 def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
     """Each node that can be changed, the field, and its new value."""
     quiet: set[int] = set()
-    for node in ast.walk(tree):  # neither types nor how a dataclass is built
+    # Neither types nor how a dataclass is built; nor whether a `zip` checks that both are as long,
+    # which no answer depends on.
+    for node in ast.walk(tree):
         apart = [getattr(node, name, None) for name in ("annotation", "returns")]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+            apart += [one.value for one in node.keywords]
         for part in (*apart, *getattr(node, "decorator_list", ())):
             if isinstance(part, ast.AST):
                 quiet.update(id(one) for one in ast.walk(part))

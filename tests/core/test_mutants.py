@@ -44,6 +44,8 @@ def test_each_change_is_one_place_of_valid_source() -> None:
     assert "return x + 20 < 7 and True" in changes
     assert "frozen=False" not in ast.unparse(tree)
     assert len(changes) == 7  # and the default 3, and the 7
+    assert list(made.places(ast.parse("for a, b in zip(x, y, strict=True):\n    pass\n"))) == []
+    assert len(list(made.places(ast.parse("said(x, strict=True)")))) == 1
 
 
 def test_only_a_failing_test_is_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
