@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -283,12 +283,12 @@ def survives(
     return {PASSED: True, FAILED: False}.get(code)
 
 
-def room_of(names: tuple[str, ...], tree: Path) -> Room | None:
-    """What the tests do without a change; None where they fail without one."""
+def room_of(name: str, tree: Path) -> Room | None:
+    """What the tests of a file do without a change; None where they fail without one."""
     notes = tree / "notes.json"
     begin = time.monotonic()
     try:
-        code = tested(names, tree, {"record": str(notes)}, LIMIT)
+        code = tested((name,), tree, {"record": str(notes)}, LIMIT)
     except subprocess.TimeoutExpired:
         return None
     taken = time.monotonic() - begin
@@ -296,6 +296,12 @@ def room_of(names: tuple[str, ...], tree: Path) -> Room | None:
         return None
     limit = min(LIMIT, SLOWER * taken + START)
     return Room(limit, json.loads(notes.read_text(encoding="utf-8")))
+
+
+def together(rooms: Sequence[Room]) -> Room:
+    """Several files of tests as one room."""
+    tests = {name: noted for one in rooms for name, noted in one.tests.items()}
+    return Room(min(LIMIT, sum(one.limit for one in rooms)), tests)
 
 
 def tested(names: tuple[str, ...], tree: Path, plan: dict[str, object], limit: float) -> int:
@@ -384,14 +390,14 @@ def judge(chosen: list[Mutant], asked: argparse.Namespace) -> list[bool | None] 
     """Of each change whether it survives; None where tests fail without one."""
     files = {one.file for one in chosen}
     names = {file: tests_of(file, asked.quick) for file in files}
-    groups = sorted(set(names.values()))
+    tests = sorted({name for group in names.values() for name in group})
     lives: list[bool | None] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
         trees = Trees(Path(folder), asked.jobs)
         trees.write(with_marks(chosen))
-        found = pool.map(lambda group: trees.lend(lambda tree: room_of(group, tree)), groups)
-        rooms = {group: room for group, room in zip(groups, found, strict=True) if room}
-        wrong = [" ".join(group) for group in groups if group not in rooms]
+        found = pool.map(lambda name: trees.lend(lambda tree: room_of(name, tree)), tests)
+        known = dict(zip(tests, found, strict=True))
+        wrong = [name for name, room in known.items() if room is None]
         if wrong:
             print(f"the tests fail without a change: {', '.join(wrong)}")
             return None
@@ -399,7 +405,8 @@ def judge(chosen: list[Mutant], asked: argparse.Namespace) -> list[bool | None] 
 
         def one(place: int) -> None:
             change, group = chosen[place], names[chosen[place].file]
-            alive = trees.lend(lambda tree: survives(change, tree, group, rooms[group], place))
+            room = together([one for name in group if (one := known[name])])
+            alive = trees.lend(lambda tree: survives(change, tree, group, room, place))
             lives.append(alive)
             if alive is not False or asked.all:
                 print(report_of(change, alive), flush=True)

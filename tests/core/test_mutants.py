@@ -203,12 +203,15 @@ def test_a_change_that_never_ends_is_noticed_and_costs_little(
     monkeypatch.setattr(made, "tested", endless)
     mutant = made.Mutant(file, 1, "a -> b", "kept = 2\n")
     assert made.survives(mutant, tmp_path, ("test_a.py",), made.Room(9.0, {}), 0) is False
-    assert made.room_of(("test_a.py",), tmp_path) is None
+    assert made.room_of("test_a.py", tmp_path) is None
     assert limits == [9.0, made.LIMIT]
     (tmp_path / "notes.json").write_text("{}")
     monkeypatch.setattr(made, "tested", lambda *_: made.PASSED)
-    room = made.room_of(("test_a.py",), tmp_path)
+    room = made.room_of("test_a.py", tmp_path)
     assert made.START <= room.limit < 2 * made.START
+    one, other = made.Room(30.0, {"a": (1.0, [2])}), made.Room(40.0, {"b": (2.0, [])})
+    assert made.together([one, other]) == made.Room(70.0, {"a": (1.0, [2]), "b": (2.0, [])})
+    assert made.together([one] * 99).limit == made.LIMIT
 
 
 def test_a_quick_sample_runs_no_slow_test() -> None:
