@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memfit.api.card import card, job_of, own_gpu
+from memfit.api.card import card, job_of, own_gpu, served
 from memfit.api.question import question
 from memfit.api.verbs import VERBS
 from memfit.cli import main
@@ -24,6 +24,7 @@ from memfit.model.families import families
 from memfit.model.quantized import stored_as
 from memfit.plan.card import (
     USES,
+    Asking,
     Card,
     Shelf,
     Smallests,
@@ -310,6 +311,17 @@ def test_progress_counts_every_search(model: str, where: dict[str, str], total: 
     assert [done for done, _, _ in told] == list(range(total))
     assert {all for _, all, _ in told} == {total}
     assert told[0][2] == "16-bit"
+
+
+def test_progress_of_several_processes_names_what_is_under_way() -> None:
+    """They begin with the last."""
+    told: list[tuple[int, int, str]] = []
+    asking = Asking(
+        job_of=job_of, serve=served, processes=2, progress=lambda *one: told.append(one)
+    )
+    assert asking.all(abs, [5, -6, 7], str) == [5, 6, 7]
+    assert told[0] == (0, 3, "7")
+    assert told[-1] in {(2, 3, "5"), (2, 3, "-6")}
 
 
 @pytest.mark.parametrize("words", [["gpt2", "--gpu", "t4"], ["gpt2", "--json"]])

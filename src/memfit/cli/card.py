@@ -53,7 +53,7 @@ def answered(asked: Question) -> dict[str, Any]:
     life = Life()
 
     def progress(done: int, total: int, what: str) -> None:
-        life.say(f"{what}, {done + 1} of {total}")
+        life.progress(done / total, what)
 
     try:
         found = answer(asked, progress, usual_processes())

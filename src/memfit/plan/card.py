@@ -248,14 +248,14 @@ class Asking:
         found: dict[int, R] = {}
         count = len(items)
         order = range(count) if self.processes < 2 else range(count)[::-1]
-        self.progress(0, count, named(items[0]))
+        self.progress(0, count, named(items[order[0]]))
         some = answers(ask, [items[place] for place in order], self.processes)
         with contextlib.closing(some):
             for place, one in some:
                 found[order[place]] = one
                 if len(found) < count:
-                    following = next(item for at, item in enumerate(items) if at not in found)
-                    self.progress(len(found), count, named(following))
+                    following = next(at for at in order if at not in found)
+                    self.progress(len(found), count, named(items[following]))
         return [found[place] for place in range(count)]
 
 
