@@ -11,18 +11,32 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from memfit.errors import MemfitError  # noqa: E402
 from memfit.hardware import GPU  # noqa: E402
+from memfit.serving.llamacpp.prompts import (  # noqa: E402
+    FIXED,
+    PROMPTERS,
+    Prompter,
+    PromptWork,
+    prompt_seconds,
+    prompt_work,
+    unknown,
+)
 from memfit.serving.llamacpp.speed import READERS, Reader, Work, gpu_seconds  # noqa: E402
 from memfit.truth.llama_speed import LlamaRow, place_row, read_llama_rows  # noqa: E402
 
 MOST_SHARE, LARGEST_ERROR = 0.97, 0.5
 Feature = tuple[LlamaRow, Work, GPU]
+Prompt = tuple[LlamaRow, PromptWork, GPU]
+F = TypeVar("F", Feature, Prompt)
+R = TypeVar("R", Reader, Prompter)
 SHARES = ("half", "packed", "cache", "cache_plain")
 
 
@@ -50,22 +64,23 @@ def error(feature: Feature, reader: Reader) -> float:
     return math.log(1 / seconds / row.measured)
 
 
-def solve(some: list[Feature], start: Reader) -> Reader:
+def solve(some: Sequence[F], start: R, error: Callable[[F, R], float], free: Sequence[str]) -> R:
     sizes = Counter((one[0].source, one[2].id) for one in some)
     weights = [1 / math.sqrt(sizes[one[0].source, one[2].id]) for one in some]
 
-    def loss(reader: Reader) -> float:
-        errors = (min(abs(error(one, reader)), LARGEST_ERROR) for one in some)
+    def loss(rates: R) -> float:
+        errors = (min(abs(error(one, rates)), LARGEST_ERROR) for one in some)
         return sum(w * e for w, e in zip(weights, errors, strict=True)) / sum(weights)
 
     best, step = loss(start), 0.2
     while step > 0.004:
         better = False
-        for name in Reader._fields:
+        for name in free:
             for factor in (1 + step, 1 / (1 + step)):
                 value = getattr(start, name) * factor
+                shares = SHARES if isinstance(start, Reader) else ()
                 tried = start._replace(
-                    **{name: min(value, MOST_SHARE) if name in SHARES else value}
+                    **{name: min(value, MOST_SHARE) if name in shares else value}
                 )
                 if (found := loss(tried)) < best - 1e-6:
                     best, start, better = found, tried, True
@@ -74,8 +89,8 @@ def solve(some: list[Feature], start: Reader) -> Reader:
     return start
 
 
-def shown(title: str, some: list[Feature], reader: Reader) -> None:
-    errors = [math.exp(error(one, reader)) - 1 for one in some]
+def shown(title: str, some: Sequence[F], rates: R, error: Callable[[F, R], float]) -> None:
+    errors = [math.exp(error(one, rates)) - 1 for one in some]
     if not errors:
         return
     sizes = sorted(map(abs, errors))
@@ -86,15 +101,61 @@ def shown(title: str, some: list[Feature], reader: Reader) -> None:
     )
 
 
+def prompts(backend: str) -> list[Prompt]:
+    """What one token of each prompt of a backend takes."""
+    found = []
+    for row in read_llama_rows():
+        if row.decoding or row.gpus > 1:
+            continue
+        try:
+            placed = place_row(row)
+        except MemfitError:
+            continue
+        if isinstance(placed, str) or placed.machine.backend.name != backend:
+            continue
+        decoding = placed.decoding
+        work = prompt_work(decoding.model, decoding.settings, row.tokens, row.depth)
+        if unknown(work, placed.gpu, decoding.settings, PROMPTERS[backend]):
+            continue
+        found.append((row, work, placed.gpu))
+    return found
+
+
+def prompt_error(feature: Prompt, prompter: Prompter) -> float:
+    row, work, gpu = feature
+    seconds = prompt_seconds(work, gpu, prompter, flash=row.flash, build=row.build)
+    return math.log(1 / seconds / row.measured)
+
+
+def solve_decoding(backend: str) -> None:
+    every = features(backend)
+    fitted = [one for one in every if not one[0].held_out]
+    held = [one for one in every if one[0].held_out]
+    reader = solve(fitted, READERS[backend], error, Reader._fields)
+    print(backend, ", ".join(f"{name} {value:.4g}" for name, value in reader._asdict().items()))
+    for title, some in (("fitted", fitted), ("held out", held)):
+        shown(title, some, reader, error)
+        for gpu in sorted({(one[0].source, one[2].id) for one in some}):
+            rows = [one for one in some if (one[0].source, one[2].id) == gpu]
+            shown(f"  {gpu[0][-30:]} {gpu[1]}", rows, reader, error)
+
+
+def solve_prompts(backend: str) -> None:
+    every = prompts(backend)
+    fitted = [one for one in every if not one[0].held_out]
+    held = [one for one in every if one[0].held_out]
+    free = [name for name in Prompter._fields if name not in FIXED[backend]]
+    found = solve(fitted, PROMPTERS[backend], prompt_error, free)
+    rates = ", ".join(f"{name} {value:.4g}" for name, value in found._asdict().items())
+    print(backend, "prompts:", rates)
+    for title, some in (("fitted", fitted), ("held out", held)):
+        shown(title, some, found, prompt_error)
+        for key in sorted({(one[0].source, one[2].id, one[0].model) for one in some}):
+            rows = [one for one in some if (one[0].source, one[2].id, one[0].model) == key]
+            shown(f"  {key[0][-12:]} {key[1]} {key[2][-16:]}", rows, found, prompt_error)
+
+
 if __name__ == "__main__":
     for backend in sys.argv[1:] or READERS:
-        every = features(backend)
-        fitted = [one for one in every if not one[0].held_out]
-        held = [one for one in every if one[0].held_out]
-        reader = solve(fitted, READERS[backend])
-        print(backend, ", ".join(f"{name} {value:.4g}" for name, value in reader._asdict().items()))
-        for title, some in (("fitted", fitted), ("held out", held)):
-            shown(title, some, reader)
-            for gpu in sorted({(one[0].source, one[2].id) for one in some}):
-                rows = [one for one in some if (one[0].source, one[2].id) == gpu]
-                shown(f"  {gpu[0][-30:]} {gpu[1]}", rows, reader)
+        solve_decoding(backend)
+        solve_prompts(backend)

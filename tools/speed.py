@@ -65,6 +65,28 @@ Causes of the larger errors, as far as they are known:
 - The RTX 5070's DeepSeek-Coder-V2-Lite and OLMo 2 13B have only just room on the card. Their
   collector chose how many layers lie on the CPU, and the row does not state it.
 
+## Prompts of llama.cpp
+
+Tokens per second of a prompt, on a GPU that holds the whole model, by the same halves of sources.
+
+{prompts}
+
+{prompts_order}
+
+{prompts_gpus}
+
+Not compared:
+
+{prompts_left_out}
+
+Causes of the larger errors, as far as they are known:
+
+- The figures that rates of CUDA are fitted to are few: 55, most of one model, and three of
+  mixtures. Kernels differ by type: those of Q5_0 and IQ4 are up to a fifth faster than K-quants'.
+- The **GB10**'s micro-batches have 2,048 tokens, those of the fitted figures 512.
+- No prompts of mixtures on Macs, nor of packed weights on A100, H100 and newer data-centre GPUs,
+  were found; there is no answer for them.
+
 ## Training, by GPU
 
 {gpus}
@@ -85,6 +107,12 @@ def page(found: Speeds) -> str:
         ),
         order=report.order_line(decoding),
         left_out="\n".join(table(("rows", "because"), report.left_out(decoding))),
+        prompts="\n".join(table(report.HEAD[:-1], report.decoding_rows(found.prompts))),
+        prompts_gpus="\n".join(
+            table(report.GPU_HEAD, report.decoding_rows(found.prompts, by_gpu=True))
+        ),
+        prompts_order=report.order_line(found.prompts),
+        prompts_left_out="\n".join(table(("rows", "because"), report.left_out(found.prompts))),
         table=report.markdown(found),
         gpus="\n".join(table(report.GPU_HEAD, report.gpu_rows(found.only(training=True)))),
         reasons="\n".join(without),

@@ -96,12 +96,33 @@ GPU_CORES: Annotated[
     "M2 Ultra": 76,
 }
 
+LATER_CORES: Annotated[
+    Mapping[str, int],
+    vendor(
+        "GPU cores of a chip's largest variant, M3 and M4, which have no units for products",
+        "Apple's figures, as goodnewsapodcast.com/apples-m4-m4-pro-and-m4-max-compared-to-past-"
+        "generations-and-to-each-other, macmegasite.com (2024-10-30), macdailynews.com "
+        "(2023-11-13) list them",
+    ),
+] = {"M3": 10, "M3 Pro": 18, "M3 Max": 40, "M3 Ultra": 80, "M4": 10, "M4 Pro": 20, "M4 Max": 40}
+
 
 def gpu_cores(gpu: GPU) -> int:
-    """GPU cores of a chip; 0 where they are not listed."""
-    if gpu.vendor != "apple":
+    """GPU cores of a chip before M3; 0 where they are not listed."""
+    return GPU_CORES.get(chip_name(gpu), 0) if gpu.vendor == "apple" else 0
+
+
+def all_cores(gpu: GPU) -> int:
+    """GPU cores of a chip up to M4; 0 where they are not listed, or where the machine's memory is
+    that of a smaller variant."""
+    name = chip_name(gpu)
+    if name in SMALLER and gpu.name.endswith(f" {WITH_SMALLER}GB"):
         return 0
-    return GPU_CORES.get(gpu.name.removeprefix("Apple ").rpartition(" ")[0], 0)
+    return gpu_cores(gpu) or LATER_CORES.get(name, 0)
+
+
+def chip_name(gpu: GPU) -> str:
+    return gpu.name.removeprefix("Apple ").rpartition(" ")[0]
 
 
 def without_memory(name: str, where: str) -> Problem | None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from memfit.report.figures import count, gib
-from memfit.serving.result import Pool, ServingAnswer
+from memfit.report.pace import duration
+from memfit.serving.result import Pool, ServingAnswer, Speed
 from memfit.units import GIB
 
 MARGIN = 11
@@ -111,6 +112,21 @@ def speed(answer: ServingAnswer) -> Iterator[str]:
     line = f"{label}{rate(found.tokens_per_second)} tokens/s for one request ({likely})"
     if found.longest > found.depth:
         line += f", {rate(found.at_longest)} behind {found.longest:,} tokens"
+    yield line
+    yield from prompt(found)
+
+
+def prompt(found: Speed) -> Iterator[str]:
+    """How fast a prompt is read, and how long until the first token."""
+    label, one = f"{'prompt':<{MARGIN}}", found.prompt
+    if one is None:
+        if found.prompt_untimed:
+            yield f"{label}speed not known: {found.prompt_untimed}"
+        return
+    line = f"{label}{rate(one.tokens_per_second)} tokens/s (likely {rate(one.low)} to "
+    line += f"{rate(one.high)}): {duration(one.seconds)} for {one.tokens:,} tokens"
+    if one.longest > one.tokens:
+        line += f", {duration(one.seconds_longest)} for {one.longest:,}"
     yield line
 
 

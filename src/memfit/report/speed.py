@@ -16,7 +16,10 @@ from memfit.truth.statistics import figures
 EVERY_CASE = "all, each case alike"
 HEAD = ("source", "cases", "median", "p95", "worst", "bias", "under", "deepest", "order")
 GPU_HEAD = ("GPU", *HEAD[1:-1])
-DECODING = "Decoding by llama.cpp and Ollama, sources that no constant is fitted to"
+LLAMA = {
+    "decoding": "Decoding by llama.cpp and Ollama, sources that no constant is fitted to",
+    "prompts": "Prompts of llama.cpp, sources that no constant is fitted to",
+}
 LEGEND = (
     "Tokens per second on each GPU (generation: new tokens), predicted / measured − 1, in "
     "per cent. order: Spearman's rank correlation within one "
@@ -81,8 +84,10 @@ def text(found: Speeds) -> str:
         lines += [title, columns(HEAD, rows(some), frozenset(range(1, len(HEAD)))), ""]
     without = [(str(count), reason) for reason, count in reasons(found)]
     right = frozenset(range(1, len(GPU_HEAD)))
-    if decoding := decoding_rows(found.decoding):
-        lines += [DECODING, columns(HEAD[:-1], decoding, right), order_line(found.decoding), ""]
+    for kind, title in LLAMA.items():
+        outcomes = getattr(found, kind)
+        if llama := decoding_rows(outcomes):
+            lines += [title, columns(HEAD[:-1], llama, right), order_line(outcomes), ""]
     return "\n".join(
         [
             *lines,
@@ -113,6 +118,21 @@ def kinds(found: Speeds) -> Iterator[tuple[str, Speeds]]:
             yield title, some
 
 
+def llama_data(found: Sequence[LlamaOutcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": one.row.id,
+            "source": one.row.source,
+            "model": one.row.model,
+            "gpu": one.gpu,
+            "measured": one.row.measured,
+            "predicted": one.predicted or None,
+            "reason": one.reason or None,
+        }
+        for one in found
+    ]
+
+
 def data(found: Speeds) -> dict[str, Any]:
     return {
         "speeds": [
@@ -127,18 +147,7 @@ def data(found: Speeds) -> dict[str, Any]:
             }
             for one in found.found
         ],
-        "decoding": [
-            {
-                "id": one.row.id,
-                "source": one.row.source,
-                "model": one.row.model,
-                "gpu": one.gpu,
-                "measured": one.row.measured,
-                "predicted": one.predicted or None,
-                "reason": one.reason or None,
-            }
-            for one in found.decoding
-        ],
+        **{kind: llama_data(getattr(found, kind)) for kind in LLAMA},
         "refused": [
             {"id": one.id, "reason": one.reason, "detail": one.detail} for one in found.refused
         ],

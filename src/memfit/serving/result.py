@@ -35,9 +35,24 @@ class Offload:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptSpeed:
+    """Tokens per second of one prompt of `tokens`, with the likely range, and the seconds that it
+    takes; and those of a prompt of `longest` tokens, the whole context."""
+
+    tokens: int
+    tokens_per_second: float
+    low: float
+    high: float
+    seconds: float
+    longest: int
+    seconds_longest: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Speed:
     """Tokens per second of one request alone, behind `depth` other tokens, with the likely range;
-    and behind `longest` tokens, its whole context."""
+    and behind `longest` tokens, its whole context. `prompt` is None where `prompt_untimed` says
+    why."""
 
     tokens_per_second: float
     low: float
@@ -45,6 +60,8 @@ class Speed:
     depth: int
     longest: int
     at_longest: float
+    prompt: PromptSpeed | None = None
+    prompt_untimed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

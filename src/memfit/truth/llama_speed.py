@@ -27,6 +27,7 @@ from memfit.serving.llamacpp.loading import from_config
 from memfit.serving.llamacpp.memory import buffers, storage
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import BACKENDS, Machine
+from memfit.serving.llamacpp.prompts import prompt_rate
 from memfit.serving.llamacpp.settings import FLASH_AUTO, NEWEST, Settings
 from memfit.serving.llamacpp.setup import room
 from memfit.serving.llamacpp.speed import Decoding, token_seconds
@@ -39,6 +40,7 @@ APART: Annotated[float, setting("speeds that differ by more have an order")] = 0
 # Turing (serving/llamacpp/speed.py); the newest one else.
 DATED = (("2025-08", 5000), ("2026-07-24", 9990))
 USUAL = 4096  # tokens of context where a row does not state them
+BATCH, UBATCH = 2048, 512  # tokens of a prompt that are read at once, where the row does not say
 SHORT = 256  # tokens of an answer whose length is not stated
 LARGEST = 192  # GB of a Mac, where only the chip counts
 MARGIN = 2**30  # bytes that `--fit` leaves
@@ -62,6 +64,7 @@ class LlamaRow:
     decoding: bool
     depth: int
     tokens: int
+    ubatch: int
     build: int
     flash: bool
     cache: str
@@ -93,7 +96,8 @@ def read_llama_rows(path: str | Path | None = None) -> list[LlamaRow]:
 
 def llama_row(value: Mapping[str, Any]) -> LlamaRow:
     build = build_of(value)
-    flash = value.get("flash")
+    flash, decoding = value.get("flash"), value.get("phase") == "decode"
+    ubatch = re.search(r"n_ubatch (\d+)", f"{value.get('test')} {value.get('notes')}")
     return LlamaRow(
         id=str(value.get("id")),
         source=source_of(str(value.get("source"))),
@@ -102,9 +106,10 @@ def llama_row(value: Mapping[str, Any]) -> LlamaRow:
         gpu=str(value.get("gpu")),
         gpus=int(number(value.get("gpus")) or 1),
         backend=str(value.get("backend") or ""),
-        decoding=value.get("phase") == "decode",
+        decoding=decoding,
         depth=int(number(value.get("depth"))),
         tokens=int(number(value.get("tokens"))) or SHORT,
+        ubatch=int(ubatch[1]) if ubatch and not decoding else UBATCH,
         build=build,
         flash=build >= FLASH_AUTO if flash is None else bool(flash),
         cache=str(value.get("cache") or "f16"),
@@ -146,7 +151,8 @@ class LlamaOutcome:
 
 
 def judge_llama(row: LlamaRow) -> LlamaOutcome:
-    """The speed of the row's model on its GPU, in the middle of the tokens that count."""
+    """The speed of the row's model on its GPU: of its prompt, or in the middle of the tokens that
+    count."""
     try:
         placed = place_row(row)
     except InputError as error:
@@ -154,13 +160,22 @@ def judge_llama(row: LlamaRow) -> LlamaOutcome:
         return LlamaOutcome(row=row, reason=NO_GPU if unknown else NO_MODEL)
     if isinstance(placed, str):
         return LlamaOutcome(row=row, reason=placed)
-    found = token_seconds(
-        placed.decoding, placed.machine, (placed.gpu,) * row.gpus, row.depth + row.tokens / 2
-    )
     name = placed.gpu.name.removesuffix(f" {LARGEST}GB")
+    found = predicted(row, placed)
     if isinstance(found, str):
         return LlamaOutcome(row=row, gpu=name, reason=found)
-    return LlamaOutcome(row=row, gpu=name, predicted=1 / found)
+    return LlamaOutcome(row=row, gpu=name, predicted=found)
+
+
+def predicted(row: LlamaRow, placed: Placed) -> float | str:
+    """Tokens per second, or why they are not known."""
+    decoding, machine, gpus = placed.decoding, placed.machine, (placed.gpu,) * row.gpus
+    if row.decoding:
+        seconds = token_seconds(decoding, machine, gpus, row.depth + row.tokens / 2)
+        return seconds if isinstance(seconds, str) else 1 / seconds
+    return prompt_rate(
+        decoding.model, decoding.settings, machine, gpus, tokens=row.tokens, behind=row.depth
+    )
 
 
 def place_row(row: LlamaRow) -> Placed | str:
@@ -179,6 +194,8 @@ def place_row(row: LlamaRow) -> Placed | str:
         cache_k=row.cache,
         cache_v=row.cache,
         build=row.build,
+        batch=max(BATCH, row.ubatch),
+        ubatch=row.ubatch,
     )
     device = Device(name=gpu.name, total=gpu.memory, free=gpu.free, gpu=gpu)
     backend = BACKENDS[DEFAULTS[gpu.vendor]]

@@ -45,11 +45,13 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """`decoding`: what llama.cpp and Ollama generate, by sources that no constant is fitted to."""
+    """`decoding` and `prompts`: what llama.cpp and Ollama generate and read, by sources that no
+    constant is fitted to."""
 
     found: tuple[Speed, ...]
     refused: tuple[Refused, ...]
     decoding: tuple[LlamaOutcome, ...] = ()
+    prompts: tuple[LlamaOutcome, ...] = ()
 
     def only(self, *, training: bool) -> Speeds:
         return dataclasses.replace(
@@ -118,18 +120,20 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
         if key not in known:
             known.add(key)
             found.append(answer)
-    decoding = held_out_decoding(source, confidence) if path is None else ()
-    return Speeds(found=tuple(found), refused=tuple(without), decoding=decoding)
+    llama = held_out_llama(source, confidence) if path is None else ()
+    return Speeds(
+        found=tuple(found),
+        refused=tuple(without),
+        decoding=tuple(one for one in llama if one.row.decoding),
+        prompts=tuple(one for one in llama if not one.row.decoding),
+    )
 
 
-def held_out_decoding(source: str, confidence: str) -> tuple[LlamaOutcome, ...]:
+def held_out_llama(source: str, confidence: str) -> tuple[LlamaOutcome, ...]:
     return tuple(
         judge_llama(row)
         for row in read_llama_rows()
-        if row.decoding
-        and row.held_out
-        and source in row.source
-        and confidence in ("", row.confidence)
+        if row.held_out and source in row.source and confidence in ("", row.confidence)
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.errors import Problem
-from memfit.hardware import context
+from memfit.hardware import GPU, context
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.llamacpp import rows
 from memfit.serving.llamacpp.fit import (
@@ -23,11 +23,12 @@ from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.named import of_file, subject
 from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
 from memfit.serving.llamacpp.placement import HOST, place
+from memfit.serving.llamacpp.prompts import LIKELY_PROMPTS, prompt_rate
 from memfit.serving.llamacpp.recipes import RECIPES
 from memfit.serving.llamacpp.setup import Run, set_up
 from memfit.serving.llamacpp.speed import LIKELY, Decoding, token_seconds
 from memfit.serving.llamacpp.versions import build_number
-from memfit.serving.result import Offload, Pool, ServingAnswer, Speed
+from memfit.serving.result import Offload, Pool, PromptSpeed, ServingAnswer, Speed
 from memfit.units import MIB
 
 CITE = "llama.cpp b11549"
@@ -149,6 +150,7 @@ def answered(run: Run) -> ServingAnswer:
 
 
 SHORT = 512  # tokens behind the one whose speed is shown first
+PROMPT = 2048  # tokens of the prompt whose speed is shown first
 
 
 def speed_of(run: Run) -> Speed | str | None:
@@ -172,6 +174,7 @@ def speed_of(run: Run) -> Speed | str | None:
     if isinstance(short, str) or isinstance(full, str):
         return short if isinstance(short, str) else str(full)
     low, high = LIKELY[run.machine.backend.name]
+    prompt = prompt_of(run, tuple(gpus), longest)
     return Speed(
         tokens_per_second=1 / short,
         low=low / short,
@@ -179,6 +182,30 @@ def speed_of(run: Run) -> Speed | str | None:
         depth=depths[0],
         longest=longest,
         at_longest=1 / full,
+        prompt=prompt if isinstance(prompt, PromptSpeed) else None,
+        prompt_untimed=prompt if isinstance(prompt, str) else "",
+    )
+
+
+def prompt_of(run: Run, gpus: tuple[GPU, ...], longest: int) -> PromptSpeed | str:
+    """The speed of a prompt of usual length and of the longest one, or why it is not known."""
+    tokens = min(PROMPT, longest)
+    rates = []
+    for length in (tokens, longest):
+        found = prompt_rate(run.model, run.settings, run.machine, gpus, length)
+        if isinstance(found, str):
+            return found
+        rates.append(found)
+    usual, slowest = rates
+    low, high = LIKELY_PROMPTS[run.machine.backend.name]
+    return PromptSpeed(
+        tokens=tokens,
+        tokens_per_second=usual,
+        low=low * usual,
+        high=high * usual,
+        seconds=tokens / usual,
+        longest=longest,
+        seconds_longest=longest / slowest,
     )
 
 

@@ -179,7 +179,7 @@ def layer_nodes(model: GgufModel, settings: Settings) -> list[float]:
     """Operations of each layer for one token and, last, of what is around the layers. Layers alike
     have as many, so graphs of one or two of each kind are enough; a kind of which there is one is
     counted with what is around."""
-    kinds = [_kind(model, layer) for layer in range(model.layers)]
+    kinds = [layer_kind(model, layer) for layer in range(model.layers)]
     key = ("nodes", settings.build, settings.flash)
 
     def counts() -> tuple[dict[object, float], float]:
@@ -200,7 +200,7 @@ def layer_nodes(model: GgufModel, settings: Settings) -> list[float]:
     return [*(each[kind] for kind in kinds), around]
 
 
-def _kind(model: GgufModel, layer: int) -> object:
+def layer_kind(model: GgufModel, layer: int) -> object:
     flags = (model.slides(layer), graphs.rotates(model, layer), model.cache_of(layer) != layer)
     return (model.heads(layer), model.kv_heads(layer), *flags, model.shapes.get(layer, ()))
 
