@@ -29,7 +29,14 @@ from memfit.serving.llamacpp.prompts import (  # noqa: E402
     prompt_work,
     unknown,
 )
-from memfit.serving.llamacpp.speed import READERS, Reader, Work, gpu_seconds  # noqa: E402
+from memfit.serving.llamacpp.speed import (  # noqa: E402
+    READERS,
+    Reader,
+    Work,
+    gpu_seconds,
+    on_cpu,
+    turns,
+)
 from memfit.truth.llama_speed import LlamaRow, place_row, read_llama_rows  # noqa: E402
 
 MOST_SHARE, LARGEST_ERROR = 0.97, 0.5
@@ -51,6 +58,8 @@ def features(backend: str) -> list[Feature]:
         except MemfitError:
             continue
         if isinstance(placed, str) or placed.machine.backend.name != backend:
+            continue
+        if on_cpu(placed.decoding.places, placed.machine):
             continue
         works = placed.decoding.work(row.depth + row.tokens / 2)
         work = works[placed.machine.devices[0]]
@@ -127,6 +136,64 @@ def prompt_error(feature: Prompt, prompter: Prompter) -> float:
     return math.log(1 / seconds / row.measured)
 
 
+Shared = tuple[LlamaRow, float, float, float]  # seconds of the GPU, bytes of the CPU, turns
+
+
+def shared(backend: str) -> dict[str, list[Shared]]:
+    """Rows of the fitted half in which the CPU computes layers or experts, by machine."""
+    found: dict[str, list[Shared]] = {}
+    for row in read_llama_rows():
+        if not row.decoding or row.gpus > 1 or row.held_out:
+            continue
+        try:
+            placed = place_row(row)
+        except MemfitError:
+            continue
+        if isinstance(placed, str) or placed.machine.backend.name != backend:
+            continue
+        decoding, machine = placed.decoding, placed.machine
+        if not on_cpu(decoding.places, machine):
+            continue
+        gpu, read = 0.0, 0.0
+        for device, work in decoding.work(row.depth + row.tokens / 2).items():
+            if device in machine.devices:
+                gpu += gpu_seconds(
+                    work, placed.gpu, READERS[backend], flash=row.flash, build=row.build
+                )
+            else:
+                read += work.bytes
+        one = (row, gpu, read, turns(decoding.model, decoding.places, machine))
+        found.setdefault(row.source, []).append(one)
+    return found
+
+
+def solve_shared(backend: str) -> None:
+    """Bytes per second that each machine's CPU reads, and the seconds of a turn."""
+
+    def errors(some: list[Shared], host: float, turn: float) -> list[float]:
+        return [
+            math.log(1 / (gpu + read / host + count * turn) / row.measured)
+            for row, gpu, read, count in some
+        ]
+
+    def best(some: list[Shared], turn: float) -> tuple[float, float]:
+        hosts = [1e9 * 1.01**step for step in range(250, 480)]
+        return min((sum(map(abs, errors(some, host, turn))), host) for host in hosts)
+
+    machines = shared(backend)
+    if not machines:
+        return
+    turn = min(
+        (1e-6 * step for step in range(0, 400, 5)),
+        key=lambda turn: sum(best(some, turn)[0] for some in machines.values()),
+    )
+    print(f"{backend} turn {1e6 * turn:.0f} us")
+    for name, some in machines.items():
+        host = best(some, turn)[1]
+        print(f"  {name[-40:]}: {host / 1e9:.1f} GB/s", end=";")
+        print(*(f"{100 * (math.exp(one) - 1):+.0f}" for one in errors(some, host, turn)))
+
+
 def solve_decoding(backend: str) -> None:
     every = features(backend)
     fitted = [one for one in every if not one[0].held_out]
@@ -159,3 +226,4 @@ if __name__ == "__main__":
     for backend in sys.argv[1:] or READERS:
         solve_decoding(backend)
         solve_prompts(backend)
+        solve_shared(backend)

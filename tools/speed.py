@@ -65,6 +65,11 @@ Causes of the larger errors, as far as they are known:
 - The RTX 5070's DeepSeek-Coder-V2-Lite and OLMo 2 13B have only just room on the card. Their
   collector chose how many layers lie on the CPU, and the row does not state it.
 
+Layers and experts on the CPU have no held-out figure: of none is the CPU's bandwidth known. Of two
+machines in the other half, whose rows state what the CPU computes, the constants are one rate of
+reading each (46 and 24.6 GB/s) and 140 µs for a change to the CPU and back; ten rows of the one,
+mixtures and dense models, are within 8 % but for two (+16, +23), six of the other within 6 %.
+
 ## Prompts of llama.cpp
 
 Tokens per second of a prompt, on a GPU that holds the whole model, by the same halves of sources.

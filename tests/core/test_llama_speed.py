@@ -26,8 +26,10 @@ from memfit.serving.llamacpp.speed import (
     gpu_seconds,
     launches_graphs,
     layer_nodes,
+    on_cpu,
     operations,
     token_seconds,
+    turns,
 )
 from memfit.truth.llama_speed import (
     LlamaOutcome,
@@ -170,8 +172,56 @@ def test_no_number_where_nothing_is_known() -> None:
     vulkan = Machine(backend=BACKENDS["vulkan"], free=(2**40,))
     assert "Vulkan" in str(token_seconds(found, vulkan, (find_gpu("rtx-4090"),), 0))
     part = decoding("meta-llama/Llama-3.1-8B", "Q8_0", gpu_layers=10)
-    cuda = Machine(backend=BACKENDS["cuda"], free=(2**40,))
-    assert "CPU" in str(token_seconds(part, cuda, (find_gpu("rtx-4090"),), 0))
+    metal = Machine(backend=BACKENDS["metal"], free=(2**40,))
+    assert "CPU" in str(token_seconds(part, metal, (parse_cluster("m4-16gb").gpu,), 0))
+
+
+# ------------------------------------------------------------- layers on the CPU
+CUDA = Machine(backend=BACKENDS["cuda"], free=(2**40,))
+CODER = ("Qwen/Qwen2.5-Coder-14B-Instruct", "Q4_K_M")
+
+
+def test_a_token_goes_to_the_cpu_and_back() -> None:
+    for options, expected in (({}, 0), ({"cpu_moe": 12}, 12), ({"gpu_layers": 10}, 0.5)):
+        found = decoding("openai/gpt-oss-20b", "MXFP4", **options)
+        assert turns(found.model, found.places, CUDA) == expected
+        assert on_cpu(found.places, CUDA) == bool(options)
+
+
+def test_the_cpu_reads_its_layers_beside_the_gpu() -> None:
+    gpu = find_gpu("rtx-3090")
+    found = decoding("meta-llama/Llama-3.1-8B", "Q8_0", gpu_layers=17)
+    layer = (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) * BLOCK["Q8_0"] + 2 * 4 * 4096
+    seconds = [token_seconds(found, CUDA, (gpu,), 0, host) for host in (50e9, 100e9)]
+    assert float(seconds[0]) - float(seconds[1]) == pytest.approx(16 * layer / 100e9)
+
+
+def test_one_rate_of_the_cpu_tells_every_share_of_layers() -> None:
+    """A sweep of `-ngl` on an i7-8700 with an RTX 5060 Ti (inventivehq.com): the rate of reading
+    from the row without a GPU, the rest of the model's constants from other machines."""
+    gpu = find_gpu("rtx-5060-ti-16gb")
+    rows = [row for row in read_llama_rows() if row.source.startswith("inventivehq")]
+    assert [row.gpu_layers for row in rows] == [0, 8, 16, 24, 32, 40, None]
+    (alone,) = decoding(*CODER, gpu_layers=0).work(128).values()
+    host = alone.bytes * rows[0].measured
+    for row in rows[1:]:
+        layers = 999 if row.gpu_layers is None else row.gpu_layers
+        found = decoding(*CODER, gpu_layers=layers, build=row.build)
+        seconds = token_seconds(found, CUDA, (gpu,), 128, host)
+        assert 1 / float(seconds) == pytest.approx(row.measured, rel=0.08)
+
+
+def test_an_answer_names_the_rate_of_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("estimate", "gpt-oss-120b", "--engine", "llama.cpp", "--gpu", "4090", "-c", "8192")
+    assert "46 GB/s (assumed: `--host-bandwidth`)" in " ".join(run(capsys, *words).split())
+    guess = json.loads(run(capsys, *words, "--json"))["speed"]
+    told = json.loads(run(capsys, *words, "--host-bandwidth", "60", "--json"))["speed"]
+    assert guess["host_assumed"]
+    assert not told["host_assumed"]
+    assert (guess["host_bandwidth"], told["host_bandwidth"]) == (46e9, 60e9)
+    assert guess["tokens_per_second"] < told["tokens_per_second"]
+    assert guess["high"] / guess["low"] > 2 * told["high"] / told["low"]
+    assert "CPU" in told["prompt_untimed"]
 
 
 # ------------------------------------------------------------- published speeds

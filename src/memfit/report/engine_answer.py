@@ -112,6 +112,9 @@ def speed(answer: ServingAnswer) -> Iterator[str]:
     line = f"{label}{rate(found.tokens_per_second)} tokens/s for one request ({likely})"
     if found.longest > found.depth:
         line += f", {rate(found.at_longest)} behind {found.longest:,} tokens"
+    if found.host_bandwidth:
+        line += f"; the CPU reads {found.host_bandwidth / 1e9:.3g} GB/s"
+        line += " (assumed: `--host-bandwidth`)" if found.host_assumed else ""
     yield line
     yield from prompt(found)
 

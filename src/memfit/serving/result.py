@@ -51,8 +51,8 @@ class PromptSpeed:
 @dataclass(frozen=True, kw_only=True)
 class Speed:
     """Tokens per second of one request alone, behind `depth` other tokens, with the likely range;
-    and behind `longest` tokens, its whole context. `prompt` is None where `prompt_untimed` says
-    why."""
+    and behind `longest` tokens, its whole context. `host_bandwidth`: bytes per second that the CPU
+    reads, where it computes layers or experts. `prompt` is None where `prompt_untimed` says why."""
 
     tokens_per_second: float
     low: float
@@ -60,6 +60,8 @@ class Speed:
     depth: int
     longest: int
     at_longest: float
+    host_bandwidth: float | None = None
+    host_assumed: bool = False
     prompt: PromptSpeed | None = None
     prompt_untimed: str = ""
 

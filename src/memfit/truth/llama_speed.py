@@ -41,6 +41,7 @@ APART: Annotated[float, setting("speeds that differ by more have an order")] = 0
 DATED = (("2025-08", 5000), ("2026-07-24", 9990))
 USUAL = 4096  # tokens of context where a row does not state them
 BATCH, UBATCH = 2048, 512  # tokens of a prompt that are read at once, where the row does not say
+ALL = 999  # layers on the GPU
 SHORT = 256  # tokens of an answer whose length is not stated
 LARGEST = 192  # GB of a Mac, where only the chip counts
 MARGIN = 2**30  # bytes that `--fit` leaves
@@ -52,7 +53,8 @@ DEFAULTS = {"nvidia": "cuda", "amd": "rocm", "apple": "metal"}
 @dataclass(frozen=True, kw_only=True)
 class LlamaRow:
     """One figure: tokens per second of one request. `depth`: tokens before the first that counts;
-    `tokens`: how many count; `whole`: whether the row says that the GPU holds everything."""
+    `tokens`: how many count; `whole`: whether the row says what the GPU holds: everything,
+    or `gpu_layers`, or all but the experts of `cpu_moe` layers."""
 
     id: str
     source: str
@@ -69,6 +71,8 @@ class LlamaRow:
     flash: bool
     cache: str
     whole: bool
+    gpu_layers: int | None
+    cpu_moe: int
     measured: float
     confidence: str
 
@@ -97,6 +101,8 @@ def read_llama_rows(path: str | Path | None = None) -> list[LlamaRow]:
 def llama_row(value: Mapping[str, Any]) -> LlamaRow:
     build = build_of(value)
     flash, decoding = value.get("flash"), value.get("phase") == "decode"
+    held = str(value.get("on_gpu"))
+    layers, experts = re.fullmatch(r"ngl (\d+)", held), re.fullmatch(r"ncmoe (\d+)", held)
     ubatch = re.search(r"n_ubatch (\d+)", f"{value.get('test')} {value.get('notes')}")
     return LlamaRow(
         id=str(value.get("id")),
@@ -113,7 +119,9 @@ def llama_row(value: Mapping[str, Any]) -> LlamaRow:
         build=build,
         flash=build >= FLASH_AUTO if flash is None else bool(flash),
         cache=str(value.get("cache") or "f16"),
-        whole=value.get("on_gpu") == "all",
+        whole=held != "not stated",
+        gpu_layers=int(layers[1]) if layers else None,
+        cpu_moe=int(experts[1]) if experts else 0,
         measured=number(value.get("tokens_per_second")),
         confidence=str(value.get("confidence")),
     )
@@ -196,6 +204,8 @@ def place_row(row: LlamaRow) -> Placed | str:
         build=row.build,
         batch=max(BATCH, row.ubatch),
         ubatch=row.ubatch,
+        gpu_layers=ALL if row.gpu_layers is None else row.gpu_layers,
+        cpu_moe=row.cpu_moe,
     )
     device = Device(name=gpu.name, total=gpu.memory, free=gpu.free, gpu=gpu)
     backend = BACKENDS[DEFAULTS[gpu.vendor]]

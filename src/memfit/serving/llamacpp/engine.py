@@ -26,7 +26,14 @@ from memfit.serving.llamacpp.placement import HOST, place
 from memfit.serving.llamacpp.prompts import LIKELY_PROMPTS, prompt_rate
 from memfit.serving.llamacpp.recipes import RECIPES
 from memfit.serving.llamacpp.setup import Run, set_up
-from memfit.serving.llamacpp.speed import LIKELY, Decoding, token_seconds
+from memfit.serving.llamacpp.speed import (
+    HOST_READS,
+    HOSTS_READ,
+    LIKELY,
+    Decoding,
+    on_cpu,
+    token_seconds,
+)
 from memfit.serving.llamacpp.versions import build_number
 from memfit.serving.result import Offload, Pool, PromptSpeed, ServingAnswer, Speed
 from memfit.units import MIB
@@ -150,6 +157,7 @@ def answered(run: Run) -> ServingAnswer:
 
 
 SHORT = 512  # tokens behind the one whose speed is shown first
+CPU_PROMPTS = "part of the model runs on the CPU"
 PROMPT = 2048  # tokens of the prompt whose speed is shown first
 
 
@@ -170,18 +178,26 @@ def speed_of(run: Run) -> Speed | str | None:
     places = place(run.model, settings, run.machine)
     decoding = Decoding(model=run.model, settings=settings, places=places)
     depths = (min(SHORT, longest), longest)
-    short, full = (token_seconds(decoding, run.machine, gpus, depth) for depth in depths)
+    host = run.host_bandwidth or HOST_READS
+    short, full = (token_seconds(decoding, run.machine, gpus, depth, host) for depth in depths)
     if isinstance(short, str) or isinstance(full, str):
         return short if isinstance(short, str) else str(full)
+    slowest, quickest, shares = short, short, on_cpu(places, run.machine)
+    if shares and not run.host_bandwidth:
+        slowest, quickest = (
+            float(token_seconds(decoding, run.machine, gpus, depths[0], one)) for one in HOSTS_READ
+        )
     low, high = LIKELY[run.machine.backend.name]
-    prompt = prompt_of(run, tuple(gpus), longest)
+    prompt = CPU_PROMPTS if shares else prompt_of(run, tuple(gpus), longest)
     return Speed(
         tokens_per_second=1 / short,
-        low=low / short,
-        high=high / short,
+        low=low / slowest,
+        high=high / quickest,
         depth=depths[0],
         longest=longest,
         at_longest=1 / full,
+        host_bandwidth=host if shares else None,
+        host_assumed=shares and not run.host_bandwidth,
         prompt=prompt if isinstance(prompt, PromptSpeed) else None,
         prompt_untimed=prompt if isinstance(prompt, str) else "",
     )

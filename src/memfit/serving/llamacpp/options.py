@@ -22,6 +22,14 @@ OPTIONS: tuple[Option, ...] = (
         choices=("cuda", "rocm", "vulkan", "metal", "cpu"),
         default="by the GPU",
     ),
+    Option(
+        name="host_bandwidth",
+        flags=("--host-bandwidth",),
+        help="GB/s that the CPU reads of its memory: the speed of layers that it computes",
+        kind="float",
+        low=1,
+        default="46",
+    ),
     Option(name="model", flags=("-m", "--model"), help="path of a GGUF file", names_model=True),
     Option(name="hf", flags=("-hf", "-hfr", "--hf-repo"), help="REPO[:QUANT] on the hub"),
     Option(

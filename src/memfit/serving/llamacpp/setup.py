@@ -64,6 +64,7 @@ class Run:
     margin: int = 1024 * MIB
     fit: bool = True
     tower: int = 0  # bytes of a vision tower, on the first GPU
+    host_bandwidth: float = 0.0  # bytes per second that the CPU reads; 0: assumed
     questions: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
 
@@ -130,6 +131,7 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         margin=int(options.get("margin", 1024)) * MIB,
         fit=options.get("fit", "on") == "on",
         tower=tower_bytes(str(options.get("mmproj", ""))),
+        host_bandwidth=1e9 * float(options.get("host_bandwidth", 0.0)),
         questions=frozenset(one for one in QUESTIONS if options.get(one)),
         problems=tuple(remarks),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from memfit.constants import assumed, counted, fitted, measured
@@ -68,6 +69,26 @@ READ: Annotated[
         "antirez/ds4#773: 231 to 234 GB/s on a DGX Spark",
     ),
 ] = {"gb10": 232.5e9}
+# What the CPU reads of its memory while it computes layers or experts.
+HOST_READS: Annotated[
+    float,
+    assumed(
+        "bytes per second that the CPU reads, where nobody says",
+        "46 GB/s on an i9-10900X with four channels of DDR4, 24.5 on an i7-8700 with two of "
+        "DDR4-2400 (sources of the fitted half, solved by tools/llama_speed.py)",
+    ),
+] = 46e9
+HOSTS_READ: Annotated[
+    tuple[float, float],
+    assumed(
+        "the least and the most bytes per second that CPUs of desktops read",
+        "the least: that i7-8700; the most: nine tenths of two channels of DDR5-5600",
+    ),
+] = (24.5e9, 80e9)
+TURN: Annotated[
+    float,
+    fitted("seconds of a change from the GPU to the CPU and back", SOURCES),
+] = 140e-6
 CORES: Annotated[
     Mapping[int, int],
     counted(
@@ -271,25 +292,69 @@ def launches_graphs(gpu: GPU, build: int) -> bool:
 
 
 def token_seconds(
-    decoding: Decoding, machine: Machine, gpus: Sequence[GPU], depth: float
+    decoding: Decoding,
+    machine: Machine,
+    gpus: Sequence[GPU],
+    depth: float,
+    host: float = HOST_READS,
 ) -> float | str:
     """Seconds of one token behind `depth` others, one device after the other; or why they are not
-    known."""
-    reader = READERS.get(machine.backend.name)
+    known. `host`: bytes per second that the CPU reads."""
+    backend = machine.backend.name
+    reader = READERS.get(backend)
     if reader is None:
-        return f"memfit has no published speeds with {machine.backend.name} to judge by"
+        return f"memfit has no published speeds with {backend} to judge by"
     total = 0.0
     for device, work in decoding.work(depth).items():
         if not work.bytes:
             continue
         if device not in machine.devices:
-            return "part of the model runs on the CPU"
+            if backend not in SHARING:
+                return "part of the model runs on the CPU"
+            total += work.bytes / host
+            continue
         gpu = gpus[machine.devices.index(device)]
         if gpu.bandwidth is None:
             return f"the memory bandwidth of {gpu.name} is not known"
         settings = decoding.settings
         total += gpu_seconds(work, gpu, reader, flash=settings.flash, build=settings.build)
-    return total
+    return total + turns(decoding.model, decoding.places, machine) * TURN
 
 
-__all__ = ["LIKELY", "READERS", "Decoding", "Reader", "Work", "gpu_seconds", "token_seconds"]
+SHARING: Annotated[
+    tuple[str, ...], counted("backends with fitted figures of layers on the CPU", SOURCES)
+] = ("CUDA",)
+
+
+def on_cpu(places: Places, machine: Machine) -> bool:
+    """Whether the CPU computes a layer or its experts."""
+    experts = (device for name, device in places.tensors.items() if EXPERTS.search(name))
+    return any(device not in machine.devices for device in (*places.layers, *experts))
+
+
+def turns(model: GgufModel, places: Places, machine: Machine) -> float:
+    """How often a token goes from the GPUs to the CPU and back."""
+    experts: dict[int, str] = {}
+    for tensor in model.tensors:
+        if EXPERTS.search(tensor.name):
+            experts[tensor.layer] = places.tensors[tensor.name]
+    order: list[str] = []
+    for layer, device in enumerate(places.layers):
+        order += [device, experts.get(layer, device), device]
+    held = [device in machine.devices for device in (*order, places.output)]
+    return sum(a != b for a, b in pairwise(held)) / 2
+
+
+__all__ = [
+    "HOST_READS",
+    "HOSTS_READ",
+    "LIKELY",
+    "READERS",
+    "Decoding",
+    "Reader",
+    "Work",
+    "gpu_seconds",
+    "on_cpu",
+    "token_seconds",
+    "turns",
+]
