@@ -118,6 +118,20 @@ def test_shares_are_those_of_sources() -> None:
         )
 
 
+def test_the_ends_of_a_share_lie_within() -> None:
+    counted = [row for row in residuals() if row.counts]
+    low = min(row.measured / row.predicted for row in counted)
+    high = max(row.measured / row.most for row in counted)
+    assert band.share_between(low, high) == pytest.approx(1)
+    assert band.share_between(low * 1.0001, high) < 0.9999
+    assert band.share_between(low, high * 0.9999) < 0.9999
+    said = Spread(low=0.8, high=1.1, floor=0.9, cases=1, sources=1)
+    case = one(1.0)._replace(least=8 * 10**5)
+    assert said.holds(case._replace(measured=8 * 10**5))
+    assert said.holds(case._replace(measured=11 * 10**5))
+    assert not said.holds(case._replace(measured=11 * 10**5 + 1))
+
+
 def test_evidence_is_of_exactly_the_regime() -> None:
     rows = [row for row in residuals() if row.confidence == "high"]
     for several, varies in ((False, False), (True, False), (False, True)):

@@ -249,6 +249,24 @@ def test_progress_is_told_before_each_search() -> None:
     assert told == [(0, 3, "5"), (1, 3, "6"), (2, 3, "7")]
 
 
+def test_hardware_that_fits_is_estimated_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lacks bytes by a bound, or is refused, is not walked."""
+    asked = Setting(Job(), ONE)
+    holds: Any = SimpleNamespace(model=None)
+    for short, verdict, said in (
+        (None, "fits", False),
+        (1, "fits", False),
+        (0, "fits", True),
+        (-1, "fits", True),
+        (0, "tight", False),
+    ):
+        answer = SimpleNamespace(verdict=verdict)
+        monkeypatch.setattr(advice, "quick_shortfall", lambda *_, short=short: short)
+        monkeypatch.setattr(advice, "estimate", lambda *_, answer=answer: answer)
+        found = advice.fitting(holds, asked, Cluster(gpu=T4))
+        assert (found is answer) is said
+
+
 # ------------------------------------------------------------------------- advice
 def names(job: Job, **wanted: Any) -> list[str]:
     return [

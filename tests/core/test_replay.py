@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from memfit.errors import TapeError
-from memfit.simulate.replay import Peaks, Replay, live_at, replay
+from memfit.lower.requests import FREED
+from memfit.simulate.replay import Peaks, Replay, live_at, replay, reserved_peak
 from memfit.simulate.settings import Settings
 from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Repeat, Sync, Tape, check
 
@@ -162,3 +163,19 @@ def test_illegal_tapes() -> None:
         replay([Free(3, streams=(1,))])
     with pytest.raises(TapeError, match="every event"):
         replay(Tape(events=(alloc(0, 1),), source="formula", repeats=(Repeat(0, 1, 3),)))
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_the_most_that_requests_reserve_is_that_of_the_tape(expandable: bool) -> None:
+    """12 MiB, then 14 beside them; what is freed serves the next 10, and nothing serves an
+    exbibyte."""
+    settings = Settings(expandable_segments=expandable)
+    sizes = ((0, 12 * M), (1, 14 * M), (0, FREED), (2, 10 * M), (1, FREED), (3, 9 * M))
+    events = tuple(
+        Free(id) if size == FREED else Alloc(id, size, "activations") for id, size in sizes
+    )
+    found = reserved_peak([(id, size, 0) for id, size in sizes], settings)
+    assert found == replay(events, settings).peak_reserved
+    assert found == (40 * M if expandable else 26 * M)
+    assert reserved_peak([(0, 2**60, 0)], settings) is None
+    assert reserved_peak([], settings) == 0

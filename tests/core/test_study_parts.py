@@ -217,6 +217,20 @@ def test_slower_than_the_quickest_with_the_same_method() -> None:
     assert study.fused(full.way).attention == "fused"
 
 
+def test_a_way_without_offload_is_compared_with_those_without() -> None:
+    away, here = ran("ZeRO-3 + offload", 1.0, 9), ran("DDP", 2.0, 9)
+    places = [panel(away, here, ran("ZeRO-1", 4.0, 9), gpus="4xa100-sxm-80gb")]
+
+    def slower(cell: Cell) -> float | None:
+        return study.scored(study.fused(cell.way), places, "").slower
+
+    assert (slower(here), slower(away)) == (0, 0)
+    assert slower(places[0].cells[2]) == pytest.approx(1.0)
+    late = [panel(ran("ZeRO-3 + offload", 6.0, 9), here, gpus="4xa100-sxm-80gb")]
+    found = study.scored(study.fused(away.way), late, "").slower
+    assert found == pytest.approx(2.0)  # beside all
+
+
 def test_a_situation_with_the_same_cases_is_told_once() -> None:
     few = [panel(ran("DDP", 1.0, 9), gpus="4xa100-sxm-80gb")]
     assert [(one.situation, one.method) for one in study.defaults(few, ["full"])] == [
