@@ -160,15 +160,31 @@ class Room(NamedTuple):
         ]
 
 
+def kept_up(node: ast.AST) -> bool:
+    """Whether a statement keeps up a maximum or a minimum, `if a > b: b = a`: where both are equal
+    it makes no difference."""
+    if not isinstance(node, ast.If) or node.orelse or len(node.body) != 1:
+        return False
+    test, body = node.test, node.body[0]
+    if not isinstance(test, ast.Compare) or not isinstance(body, ast.Assign):
+        return False
+    if not isinstance(test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+        return False
+    sides = {ast.unparse(test.left), *map(ast.unparse, test.comparators)}
+    return {ast.unparse(one) for one in (*body.targets, body.value)} == sides
+
+
 def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, object]]:
     """Each node that can be changed, the field, and its new value."""
     quiet: set[int] = set()
-    # Neither types nor how a dataclass is built; nor whether a `zip` checks that both are as long,
-    # which no answer depends on.
+    # Neither types nor how a dataclass is built; nor what no answer depends on: whether a `zip`
+    # checks that both are as long, and what becomes of equal values where a maximum is kept up.
     for node in ast.walk(tree):
         apart = [getattr(node, name, None) for name in ("annotation", "returns")]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
             apart += [one.value for one in node.keywords]
+        if kept_up(node):
+            quiet.add(id(getattr(node, "test", None)))
         for part in (*apart, *getattr(node, "decorator_list", ())):
             if isinstance(part, ast.AST):
                 quiet.update(id(one) for one in ast.walk(part))

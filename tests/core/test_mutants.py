@@ -46,6 +46,15 @@ def test_each_change_is_one_place_of_valid_source() -> None:
     assert len(changes) == 7  # and the default 3, and the 7
     assert list(made.places(ast.parse("for a, b in zip(x, y, strict=True):\n    pass\n"))) == []
     assert len(list(made.places(ast.parse("said(x, strict=True)")))) == 1
+    for source, count in (
+        ("if a.x > b:\n    b = a.x\n", 0),
+        ("if b <= a:\n    b = a\n", 0),
+        ("if a > b:\n    b, at = a, place\n", 1),
+        ("if a > b:\n    b = c\n", 1),
+        ("if a == b:\n    b = a\n", 1),
+        ("if a > b:\n    b = a\nelse:\n    c = a\n", 1),
+    ):
+        assert len(list(made.places(ast.parse(source)))) == count, source
 
 
 def test_only_a_failing_test_is_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ formula."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 
 from memfit.answers import COMPARED
 from memfit.band import exceeding
+from memfit.errors import InputError
 from memfit.job import Job
 from memfit.runs import changes
 from memfit.runs.batches import Batches, Sampling
 from memfit.runs.changes import RARE, SHARES, Setting
 from memfit.runs.lengths import Lengths
 from memfit.runs.risk import NARROW, Risk
+from memfit.runs.texts import Counting, length_of
 from memfit.runs.walker import Given
 from memfit.simulate.run import Course
 from memfit.simulate.settings import Settings
@@ -49,6 +52,29 @@ class Formula:
 
     def seconds(self, tokens: int) -> float:
         return tokens / 100
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x" * 500,
+        json.dumps({"x" * 500: 1}),
+        json.dumps({"x" * 500: "a text"}),
+        json.dumps({"text" + "x" * 3: "a text", "y" * 500: 2}),
+        json.dumps({"messages": ["x" * 500]}),
+        json.dumps({"messages": {"x" * 500: 1}}),
+        json.dumps({"textt" + " " * 500: 1}),
+    ],
+)
+@pytest.mark.parametrize("column", ["", "z" * 500])
+def test_a_long_line_is_cut_in_what_is_said(line: str, column: str) -> None:
+    """A message is a line of a terminal; names and values have 40 characters of it."""
+    counting = Counting(tokens_per_char=0.5, column=column)
+    with pytest.raises(InputError) as found:
+        length_of(line, counting)
+    (problem,) = found.value.problems
+    assert len(problem.message) < 120
+    assert len(problem.hint or "") < 160
 
 
 FOUND: Any = SimpleNamespace(usable=(4000, 4000), outside=500)
