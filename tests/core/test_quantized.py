@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Compute, Free
+from memfit.techniques import stored
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -379,3 +381,58 @@ def test_weights_of_mlx_are_for_mlx_alone(twice: bool) -> None:
             memfit.serve(config, engine=engine, gpu="l40s")
     plain = memfit.serve(SMALL, engine="mlx", gpu="m4-max-64gb").figures["weights_gib"]
     assert memfit.serve(config, engine="mlx", gpu="m4-max-64gb").figures["weights_gib"] < plain / 2
+
+
+WEIGHTS, FRAMEWORK = "config.quantization_config", "job.framework"
+REFUSED = {
+    # what is stored, the job, and where something is said: errors, warnings and notes
+    ("", "transformers", "full"): [],
+    ("fp8", "transformers", "full"): [],
+    ("fp8", "transformers", "lora"): [],
+    ("fp8", "megatron", "full"): [("note", WEIGHTS)],
+    ("fp8", "megatron", "inference"): [("error", FRAMEWORK)],
+    ("gptq", "megatron", "lora"): [("error", FRAMEWORK)],
+    ("fp8", "torchtune", "full"): [("error", FRAMEWORK)],
+    ("gptq", "transformers", "full"): [("error", "job.method")],
+    ("awq", "trl", "full"): [("error", "job.method")],
+    ("gptq", "transformers", "lora"): [],
+    ("gptq", "transformers", "qlora"): [("error", "job.quant")],
+    ("gptq", "transformers", "inference"): [],
+    ("fp8", "transformers", "qlora"): [("error", "job.quant")],
+    ("modelopt", "transformers", "lora"): [("error", WEIGHTS)],
+    ("modelopt", "transformers", "inference"): [("warning", WEIGHTS)],
+    ("compressed-tensors", "transformers", "inference"): [("warning", WEIGHTS)],
+    ("gguf", "transformers", "lora"): [("note", "model")],
+    ("gguf", "transformers", "inference"): [("note", "model")],
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED, ids=" ".join)
+def test_what_is_said_of_weights_that_are_stored_quantized(asked: tuple[str, str, str]) -> None:
+    name, framework, method = asked
+    options = {"task": "inference"} if method == "inference" else {"method": method}
+    gguf = name == "gguf"
+    config = {"quantization_config": {"quant_method": name}} if name and not gguf else {}
+    program: Any = SimpleNamespace(
+        job=Job(framework=framework, **options),
+        model=SimpleNamespace(config=config, stored="Q4_K_M" if gguf else ""),
+    )
+    assert [(one.level, one.where) for one in stored.check(program)] == REFUSED[asked]
+
+
+@pytest.mark.parametrize(
+    ("version", "packed"), [("5.16", False), ("5.17", True), ("5.18", True), ("4.57", False)]
+)
+def test_the_blocks_of_a_gguf_lie_as_stored_since_a_version(version: str, packed: bool) -> None:
+    """transformers 5.17 quantizers/quantizer_gguf.py; before it and in training a file is
+    dequantized."""
+    for options, stays in (({"task": "inference"}, packed), ({"method": "lora"}, False)):
+        program: Any = SimpleNamespace(
+            job=Job(versions=f"transformers={version}", **options),
+            model=SimpleNamespace(config={}, stored="Q4_K_M"),
+        )
+        assert stored.stays(program) is stays
+        (said,) = stored.check(program)
+        assert ("dequantize" in said.message) is not stays
+    program.model.stored = ""
+    assert stored.stays(program) is False
