@@ -35,6 +35,7 @@ LONG = (
     "answers",
     "objects",
 )
+SEGMENTED = {"label", "labels", "annotation", "annotations", "mask"}  # a class for each pixel
 ONE_ROW = "example|sample|row|item|element|record|data_?point|ex|x"  # as scripts call one
 TURNS = ("messages", "conversations")  # which a script may want as one text
 # What a script looks for where another part of it may have put it, and what few rows have.
@@ -54,6 +55,8 @@ def kind_of(name: str, other: str = "text") -> str:
 
 def kind_said(name: str) -> str:
     """The kind that the script itself speaks of, else the one that the name suggests."""
+    if name.lower() in SEGMENTED and lines.matches(r"ForSemanticSegmentation\b"):
+        return "gray"
     kind = kind_of(name, "")
     named = re.escape(name)
     if lines.matches(rf"features\[[\"']{named}[\"']\]\.(names|num_classes|int2str|str2int)\b"):

@@ -184,7 +184,8 @@ def processes(words: Sequence[str]) -> int:
     """How many processes `accelerate launch` is told to start: its machine has as many GPUs."""
     for word, following in itertools.pairwise((*words, "")):
         name, _, value = word.partition("=")
-        if name == "--num_processes" and (value or following).isdecimal():
+        option = name.replace("-", "_")  # as it reads its options
+        if option == "__num_processes" and (value or following).isdecimal():
             return int(value or following)
     return 1
 

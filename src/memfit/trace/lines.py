@@ -25,7 +25,9 @@ LIBRARIES = tuple(
 
 
 # Libraries that are also installed from their sources, for newer examples.
-SOURCES = re.compile(r"/src/(accelerate|datasets|diffusers|huggingface_hub|peft|transformers)/")
+SOURCES = re.compile(
+    r".*?/src/(?:accelerate|datasets|diffusers|huggingface_hub|peft|transformers)/"
+)
 
 
 @functools.cache
@@ -34,7 +36,13 @@ def is_users(name: str) -> bool:
     if name.startswith("<") or "site-packages" in name or "dist-packages" in name:
         return False
     path = str(Path(name).resolve())
-    return not path.startswith((OWN, *LIBRARIES)) and SOURCES.search(path) is None
+    return not path.startswith((OWN, *LIBRARIES)) and not of_package(path)
+
+
+def of_package(path: str) -> bool:
+    """In the package itself; `~/src/transformers/examples` is a user's checkout of the library."""
+    found = SOURCES.match(path)
+    return found is not None and Path(found[0], "__init__.py").is_file()
 
 
 def texts() -> Iterator[str]:

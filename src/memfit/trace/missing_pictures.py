@@ -7,6 +7,7 @@ import fnmatch
 import functools
 import glob
 import importlib
+import itertools
 import os
 import pathlib
 import re
@@ -62,6 +63,22 @@ def lacks(folder: str) -> bool:
     return not described
 
 
+# An option that names a folder of data: `--instance_data_dir=dog`.
+GIVEN = re.compile(r"data|image|img|photo|picture|instance|train|valid|audio|input", re.IGNORECASE)
+
+
+def is_given(folder: str) -> bool:
+    """Whether the script got this folder as one of data, on its command line."""
+    wanted = os.path.normpath(folder)
+    for option, following in itertools.pairwise((*sys.argv[1:], "")):
+        name, sign, value = option.partition("=")
+        path = value if sign else following
+        named = name.startswith("-") and GIVEN.search(name) and not OWN.search(name)
+        if named and path and os.path.normpath(path) == wanted:
+            return True
+    return False
+
+
 class Folders:
     """Lists what is not there; `known` are the paths that it has named."""
 
@@ -86,6 +103,13 @@ class Folders:
             message = f"`{path}` was not found: {len(names)} {kind} are assumed in it"
             self.source.note(f"folder {path}", message)
         return names
+
+    def exists(self, path: Any) -> bool:
+        """Whether a script that asks for a folder gets one with stand-ins."""
+        if not isinstance(path, (str, os.PathLike)) or not is_given(os.fspath(path)):
+            return False
+        name = os.fspath(path)
+        return not os.path.splitext(name)[1] and bool(ending()) and lacks(name)
 
     def told(self, path: str, pattern: str) -> list[str]:
         """A folder of texts or tables, whose files are read by those who have stand-ins."""
@@ -171,6 +195,14 @@ def listing(folders: Folders) -> list[Patch]:
     def isfile(path: Any) -> bool:
         return true_kind(path) or (isinstance(path, str) and path in folders.known and by_user())
 
+    def asking(true: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(true)
+        def exists(path: Any, *args: Any, **given: Any) -> bool:
+            user = by_user()
+            return true(path, *args, **given) or (user and folders.exists(path))
+
+        return exists
+
     def iglob(pathname: Any, **given: Any) -> Any:
         user = by_user()
         return iter([*true_glob(pathname, **given)] or (named(pathname, **given) if user else []))
@@ -179,6 +211,11 @@ def listing(folders: Folders) -> list[Patch]:
     return [
         (os, "listdir", listdir),
         (os.path, "isfile", isfile),
+        *((os.path, name, asking(getattr(os.path, name))) for name in ("exists", "isdir")),
+        *(
+            (pathlib.Path, name, asking(getattr(pathlib.Path, name)))
+            for name in ("exists", "is_dir")
+        ),
         (glob, "glob", matching),
         (glob, "iglob", iglob),
         *((kind, name, below(getattr(kind, name))) for name in ("glob", "rglob", "iterdir")),

@@ -37,6 +37,7 @@ SHORT = 32  # words of a sentence
 LANGUAGES = ("en", "de", "fr", "ro")  # and those that a configuration names: `en-it`
 SECONDS = 10  # of a recording
 OBJECTS = 4  # in a picture
+STEPS = 8  # of a solution, each of which is judged
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
 READ = FILES[:4]  # rows of texts and numbers
 GUESSED = "are those that the script asks for, with values that their names and its lines suggest"
@@ -106,6 +107,8 @@ class Source:
             },
             "image": lambda: self.picture(number, "RGB"),
             "ratings": lambda: [5],
+            "steps": lambda: [self.words(self.tokens // STEPS) for _ in range(STEPS)],
+            "judged": lambda: [one < STEPS - 1 for one in range(STEPS)],
             "gray": lambda: self.picture(number, "L"),
             "encoded": lambda: encoded(self.picture(number, "RGB")),
             "audio": self.recording,

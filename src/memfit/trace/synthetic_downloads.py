@@ -165,6 +165,8 @@ def changes(recorder: Watcher, columns: asked_columns.Columns) -> dict[str, Chan
     def note(url: str) -> None:
         name = urlsplit(url).path.rpartition("/")[2]
         asked = f"it holds {records.COUNT} records with the fields that the script asks for"
+        if count := records.classes(name):
+            asked = f"it holds {count} classes"
         known = (JSON, asked), (tuple(PICTURES), "it is blank"), (ARCHIVES, "it is empty")
         held = next(
             (said for ends, said in known if name.lower().endswith(ends)), "it holds random words"

@@ -55,6 +55,7 @@ GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 QWEN = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 KINDS = {
     **dict.fromkeys(("bert", "distilbert", "electra", "modernbert", "albert", "mpnet"), BERT),
+    **dict.fromkeys(("blip_text_model", "git", "vilt", "layoutlm", "layoutlmv2", "lxmert"), BERT),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "bart", "longformer"), ROBERTA),
     **dict.fromkeys(("deberta", "deberta-v2"), BERT),
     "clip_text_model": CLIP,
@@ -218,13 +219,22 @@ def entries(tokenizer: Any) -> int:
 
 def padding(owner: Any, recorder: Watcher) -> list[Patch]:
     """Whether a tokenizer without its files has a padding token is not known: one that has to
-    pad takes the end of a text."""
+    pad takes the end of a text. Texts that are padded to a length are no longer than it."""
     true = owner._get_padding_truncation_strategies
+
+    def cut(self: Any, found: Any) -> Any:
+        padded, truncated, length, *rest = found
+        chosen = str(getattr(padded, "value", "")), str(getattr(truncated, "value", ""))
+        if chosen != ("max_length", "do_not_truncate") or not hasattr(self, "memfit_template"):
+            return found
+        length = length or self.model_max_length
+        recorder.note(f"cut {length}", f"texts are assumed to have at most {length:,} tokens")
+        return padded, type(truncated)("longest_first"), length, *rest
 
     @functools.wraps(true)
     def strategies(self: Any, *args: Any, **given: Any) -> Any:
         try:
-            return true(self, *args, **given)
+            return cut(self, true(self, *args, **given))
         except ValueError:
             if self.pad_token is not None or not hasattr(self, "memfit_template"):
                 raise
@@ -232,7 +242,7 @@ def padding(owner: Any, recorder: Watcher) -> list[Patch]:
             name = self.name_or_path
             message = f"the tokenizer of `{name}` is assumed to pad with `{self.pad_token}`"
             recorder.note(f"padding {name}", message)
-            return true(self, *args, **given)
+            return cut(self, true(self, *args, **given))
 
     return [(owner, true.__name__, strategies)]
 

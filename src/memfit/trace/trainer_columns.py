@@ -16,6 +16,8 @@ from memfit.trace.imports import Change, Patch
 
 PREFERENCE = {"prompt": "prompt", "chosen": "answer", "rejected": "answer"}
 PROMPT = {"prompt": "prompt"}
+TAUGHT = {"prompt": "prompt", "privileged_context": "text"}
+STEPS = {"prompt": "text", "completions": "steps", "labels": "judged"}
 # What each trainer reads (TRL 1.16, docs/source/dataset_formats.md): module and class, columns
 # and their kinds. A trainer for texts reads `text`, which every such data set has.
 TRAINERS = {
@@ -32,6 +34,17 @@ TRAINERS = {
     "experimental.tpo.tpo_trainer.TPOTrainer": PREFERENCE,
     "experimental.online_dpo.online_dpo_trainer.OnlineDPOTrainer": PROMPT,
     "experimental.gkd.gkd_trainer.GKDTrainer": {"messages": "messages"},
+    "experimental.gold.gold_trainer.GOLDTrainer": {"messages": "messages"},
+    "experimental.bco.bco_trainer.BCOTrainer": {
+        "prompt": "prompt",
+        "completion": "answer",
+        "label": "bool",
+    },
+    "experimental.sdft.sdft_trainer.SDFTTrainer": TAUGHT,
+    "experimental.sdpo.sdpo_trainer.SDPOTrainer": TAUGHT,
+    "experimental.ssd.ssd_trainer.SSDTrainer": PROMPT,
+    "trainer.prm_trainer.PRMTrainer": STEPS,
+    "experimental.prm.prm_trainer.PRMTrainer": STEPS,
     "trainer.sft_trainer.SFTTrainer": {},
 }
 SEEN = {"messages": "messages", "image": "image"}  # by a model with a vision tower

@@ -1,0 +1,109 @@
+"""Checks in scripts, which stop them: conditions that only a GPU answers, folders and files of
+data, lengths of texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memfit.api.verbs import trace
+from memfit.trace import lines, missing_pictures, records, trainer_columns
+from memfit.trace.asked_columns import MARK, Columns
+from memfit.trace.cuda import Device
+from memfit.trace.launchers import processes
+from memfit.trace.refuse import Watcher
+from memfit.trace.synthetic_data import Source
+
+CAPTIONS = """
+import torch
+from datasets import load_dataset
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+tokenizer = AutoTokenizer.from_pretrained("google-bert/bert-base-uncased")
+model = BertForMaskedLM(BertConfig(num_hidden_layers=1, hidden_size=64, num_attention_heads=2))
+model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = load_dataset("someone/captions", split="train")
+for row in data.select(range(2)):
+    batch = tokenizer(row["text"], padding="max_length", return_tensors="pt").to("cuda")
+    assert batch["input_ids"].shape == (1, 512), batch["input_ids"].shape
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    optimizer.step()
+assert len(tokenizer(data[0]["text"])["input_ids"]) > 512  # of which a script makes blocks
+"""
+
+
+def test_texts_are_no_longer_than_what_they_are_padded_to(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CAPTIONS)
+    assert trace(script, tokens=600, steps=2).script is not None
+
+
+def test_a_checkout_of_a_library_is_not_the_library(tmp_path: Path) -> None:
+    """`~/src/transformers/examples` has a user's scripts, `transformers/src/transformers` none."""
+    package = tmp_path / "transformers" / "src" / "transformers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert not lines.is_users(str(package / "trainer.py"))
+    assert lines.is_users(str(tmp_path / "src" / "transformers" / "examples" / "run_qa.py"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--num-processes", "8", "train.py"],
+        ["--num_processes=8", "train.py"],
+        ["launch", "--num-processes=8"],
+    ],
+)
+def test_accelerate_takes_dashes_for_underscores(words: list[str]) -> None:
+    assert processes(words) == 8
+
+
+def test_files_of_classes_have_classes() -> None:
+    known = json.loads(records.content("ade20k-id2label.json"))
+    assert len(known) == 150
+    assert known["0"] == "class 0"
+    assert json.loads(records.content("label2id.json"))["class 3"] == 3
+    assert json.loads(records.content("imagenet_class_index.json"))["7"][1] == "class 7"
+    assert not records.classes("train.json")
+    listed = records.Records(["a", "b"])
+    assert dict(listed.items()) == {"0": "a", "1": "b"}
+    assert listed.keys() == ["0", "1"]
+
+
+def test_a_folder_that_the_command_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = Columns(Source(32, 256, lambda *_: None))
+    folders = missing_pictures.Folders(columns)
+    command = ["train.py", "--instance_data_dir=dog", "--output_dir", "new", "--data", "cat"]
+    monkeypatch.setattr("sys.argv", command)
+    monkeypatch.setattr(missing_pictures, "ending", lambda: ".jpg")
+    assert folders.exists("dog")
+    assert folders.exists(Path("cat"))
+    assert not folders.exists("new")
+    assert not folders.exists("other")
+    monkeypatch.setattr(missing_pictures, "ending", lambda: "")  # of a script without pictures
+    assert not folders.exists("dog")
+
+
+def test_steps_of_a_solution_are_judged() -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = Columns(Source(32, 256, lambda *_: None))
+    data = datasets.Dataset.from_dict({"text": ["a"] * 3})
+    data._info.description = MARK
+    kinds = trainer_columns.TRAINERS["experimental.prm.prm_trainer.PRMTrainer"]
+    row = trainer_columns.grow(columns, data, kinds)[0]
+    assert len(row["completions"]) == len(row["labels"]) == 8
+    assert sum(len(one.split()) for one in row["completions"]) == 32
+    assert {*row["labels"]} == {True, False}
+
+
+def test_masks_of_segmentation_are_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = Columns(Source(32, 64, Watcher(Device()).note))
+    monkeypatch.setattr(lines, "texts", lambda: [""])
+    assert columns.kind("label") == "label 2"
+    monkeypatch.setattr(lines, "texts", lambda: ["AutoModelForSemanticSegmentation.from_config"])
+    columns.known.clear()
+    assert columns.kind("label") == columns.kind("annotation") == "gray"
