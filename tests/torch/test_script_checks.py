@@ -16,6 +16,33 @@ from memfit.trace.launchers import processes
 from memfit.trace.refuse import Watcher
 from memfit.trace.synthetic_data import Source
 
+CHECKS = """
+import torch
+
+def check(holds, text):
+    if not holds:
+        raise ValueError(text)
+
+a = torch.randn(4, device="cuda")
+b = a.clone()
+assert torch.equal(a, b), "copies differ"
+assert (a == b).all()
+assert not (a < b).any() and (a <= b).all()
+assert all(torch.equal(one, other) for one, other in [(a, b)])
+if not torch.equal(a, b):
+    raise ValueError("copies differ")
+if (a < b).any() or not (a <= b).all():
+    print("about to stop")
+    raise ValueError("copies differ")
+seen = [bool((a == b).all())]
+if (a == b).all():
+    seen.append(True)
+assert seen == [False], seen  # where either answer goes on
+
+model = torch.nn.Linear(4, 4).cuda()
+model(a).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
 CAPTIONS = """
 import torch
 from datasets import load_dataset
@@ -33,6 +60,13 @@ for row in data.select(range(2)):
     optimizer.step()
 assert len(tokenizer(data[0]["text"])["input_ids"]) > 512  # of which a script makes blocks
 """
+
+
+def test_checks_of_unknown_values_pass(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CHECKS)
+    found = trace(script, steps=1)
+    assert any("checks of values on the GPU" in one.message for one in found.problems)
 
 
 def test_texts_are_no_longer_than_what_they_are_padded_to(tmp_path: Path) -> None:

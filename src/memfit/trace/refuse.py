@@ -14,7 +14,7 @@ import torch.utils.data
 
 import torch
 from memfit.errors import Problem
-from memfit.trace import lines
+from memfit.trace import guards, lines
 from memfit.trace.recorder import Block
 from memfit.trace.sides import Sides
 
@@ -93,7 +93,7 @@ class Watcher(Sides):
                 )
             return 1.0
         if kind == torch.bool:
-            return self.condition() if reader_is_user() else False
+            return self.condition()
         self.note(
             "integer",
             "integers computed on the GPU are assumed to be 1 where the script reads them",
@@ -102,6 +102,16 @@ class Watcher(Sides):
 
     def condition(self) -> bool:
         """The answer to a condition whose value nobody knows."""
+        reader = reading_frame()
+        passing = None if reader is None else guards.passing(reader)
+        if reader is not None and passing is not None:
+            message = (
+                "checks of values on the GPU, which would stop the script, are assumed to pass"
+            )
+            self.note("guard", message)
+            return passing
+        if not reader_is_user():
+            return False
         answer = "true" if self.truth else "false"
         message = (
             f"conditions computed on the GPU are assumed to be {answer} where the script reads them"
@@ -152,15 +162,20 @@ KNOWN: dict[Any, Judge] = {
 }
 
 
-def reader_is_user() -> bool:
-    """Whether the value is read by the user's own code, not by a library that it called."""
+def reading_frame() -> FrameType | None:
+    """The code that reads a value: the user's, or that of a library which the user called."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((lines.OWN, TORCH, "<")):
-            return lines.is_users(name)
+        if not frame.f_code.co_filename.startswith((lines.OWN, TORCH, "<")):
+            return frame
         frame = frame.f_back
-    return False
+    return None
+
+
+def reader_is_user() -> bool:
+    """Whether the value is read by the user's own code, not by a library that it called."""
+    frame = reading_frame()
+    return frame is not None and lines.is_users(frame.f_code.co_filename)
 
 
 GRAPH = "the script captures a CUDA graph, which a trace does not support"
