@@ -280,6 +280,43 @@ def test_what_a_launcher_does_not_accept(
         trace(script, launcher=launcher, steps=0, **given)
 
 
+LATER = """
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+with torch.device("meta"):
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1023), torch.nn.Linear(1023, 1024))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+assert torch.cuda.memory_allocated() == 0
+assert model[0].weight.device.type == "meta"
+model.to_empty(device="cuda")
+sharded = sum(one.to_local().nbytes for one in model.parameters())
+assert 0 <= torch.cuda.memory_allocated() - sharded < 8192
+assert model[0].weight.to_local().untyped_storage().nbytes() == 128 * 1024 * 4
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(2, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 7])  # the last one has a row less, which FSDP2 pads
+def test_shards_of_a_model_without_memory(tmp_path: Path, rank: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LATER)
+    found = trace(script, gpu="a100-sxm-80gb", ranks=8, rank=rank, steps=2)
+    assert found.script is not None
+    whole = 1024 * 1024 * 4  # one of the two matrices
+    assert 2 * whole / 8 < found.memory.parts["weights"] < 2 * whole / 8 + 64 * 1024
+
+
 def test_numbers_of_processes() -> None:
     assert counts("srun", ["--ntasks-per-node=4", "--nodes=2"]) == (8, 4)
     assert counts("srun", ["-N2", "-n", "8"]) == (8, 4)

@@ -33,7 +33,8 @@ class RankWatcher(Watcher, Away):
 
     def side_of(self, func: Any, args: Any, kwargs: Any) -> str:
         found = super(Away, self).side_of(func, args, kwargs)
-        return sides.GPU if found == sides.VOID and by_torch() else found
+        asked = kwargs.get("device") is not None  # else it is where its operands are
+        return sides.GPU if found == sides.VOID and asked and by_torch() else found
 
     def brings(self, count: int) -> bool:
         return super(Away, self).brings(count)
@@ -268,6 +269,28 @@ class Ranks:
 
             return [(module, "simple_launcher", launcher)]
 
+        def sharding(module: ModuleType) -> list[Patch]:
+            """FSDP2 takes new weights for its own (`to_empty`, a checkpoint) unless they are meta,
+            which those of the pretended GPU are, too (torch 2.13 _fsdp_param.py
+            `reset_sharded_param`)."""
+            kind, owns = module.FSDPParam, self.recorder.device.owns
+            true = kind.reset_sharded_param
+
+            def reset_sharded_param(self: Any) -> None:
+                true(self)
+                held = self.sharded_param._local_tensor
+                if not owns(held) or self._sharded_param_data is None:
+                    return
+                if owns(self._sharded_param_data):
+                    return
+                if (whole := self.padded_sharded_param_size) != held.size():
+                    padded = held.new_zeros(whole)
+                    self.sharded_param._local_tensor = padded[: held.size(0)]
+                    held = padded
+                self._sharded_param_data = held.view(-1)
+
+            return [(kind, "reset_sharded_param", reset_sharded_param)]
+
         def remote(*_: Any, **__: Any) -> None:
             raise CannotFollow(
                 "the script uses torch.distributed.rpc, which a trace does not support",
@@ -277,6 +300,7 @@ class Ranks:
         return {
             "torch.distributed.launcher.api": lambda module: [(module, "launch_agent", launch)],
             "accelerate.commands.launch": simple,
+            "torch.distributed.fsdp._fully_shard._fsdp_param": sharding,
             "torch.distributed.rpc": lambda module: [(module, "init_rpc", remote)],
             **{
                 f"{name}.utilities.init": lambda module: [
