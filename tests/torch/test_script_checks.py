@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from memfit.api.verbs import trace
-from memfit.trace import lines, missing_pictures, records, trainer_columns
+from memfit.trace import lines, missing_pictures, pretrained, records, trainer_columns
 from memfit.trace.asked_columns import MARK, Columns
 from memfit.trace.cuda import Device
 from memfit.trace.launchers import processes
 from memfit.trace.refuse import Watcher
-from memfit.trace.synthetic_data import Source
+from memfit.trace.synthetic_data import Source, entry
 
 CHECKS = """
 import torch
@@ -43,6 +45,52 @@ model = torch.nn.Linear(4, 4).cuda()
 model(a).sum().backward()
 torch.optim.SGD(model.parameters(), lr=0.1).step()
 """
+PICTURES = """
+import os
+import sys
+import torch
+
+try:
+    from PIL import Image
+except ImportError:
+    Image = None
+
+found = []
+for root, folders, names in os.walk("data/imagenet", topdown=False):
+    found += [os.path.join(root, one) for one in names if one.endswith(".jpg")]
+assert len(found) > 10000 and len({os.path.dirname(one) for one in found}) == 2
+try:
+    picture = Image.open(open(found[-1], "rb")) if Image else None
+except Exception as bad:
+    raise SystemExit(f"no picture: {bad}")
+assert picture is None or picture.size == (256, 256)
+assert not [*os.walk("output")]
+model = torch.nn.Linear(4, 4).cuda()
+model(torch.randn(2, 4, device="cuda")).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+DETECTION = """
+import torch
+from datasets import load_dataset
+from huggingface_hub import HfApi
+
+data = load_dataset("someone/boxes", split="train")
+names = data.features["objects"]["category"].feature.names
+assert len(names) == 2
+row = data[1]
+assert isinstance(row["image_id"], int)
+assert len(row["objects"]["bbox"]) == len(row["objects"]["category"])
+label_column = "label"
+ids = {}
+for one in data.features[label_column].names:
+    ids[one] = len(ids)
+print({"label": ids})
+pushed = HfApi().upload_folder(repo_id="a/b", folder_path=".", run_as_future=True)
+assert pushed.done() and HfApi().upload_folder(repo_id="a/b", folder_path=".") is None
+model = torch.nn.Linear(4, 4).cuda()
+model(torch.randn(2, 4, device="cuda")).sum().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
 CAPTIONS = """
 import torch
 from datasets import load_dataset
@@ -67,6 +115,40 @@ def test_checks_of_unknown_values_pass(tmp_path: Path) -> None:
     script.write_text(CHECKS)
     found = trace(script, steps=1)
     assert any("checks of values on the GPU" in one.message for one in found.problems)
+
+
+def test_a_folder_of_classes_is_walked_through(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PICTURES)
+    assert trace(script, steps=1).script is not None
+
+
+def test_boxes_have_classes_and_uploads_are_done(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DETECTION)
+    assert trace(script, steps=1).script is not None
+
+
+def test_whisper_says_its_languages() -> None:
+    def whisper(size: int) -> Any:
+        made = SimpleNamespace(
+            config=SimpleNamespace(vocab_size=size), generation_config=SimpleNamespace()
+        )
+        pretrained.multilingual(made)
+        return made.generation_config
+
+    assert not whisper(51864).is_multilingual  # whisper-small.en
+    small, newest = whisper(51865), whisper(51866)
+    assert len(small.lang_to_id) == 99
+    assert len(newest.lang_to_id) == 100
+    assert small.lang_to_id["<|hi|>"] == 50276
+    assert small.task_to_id["transcribe"] == 50359
+    assert newest.task_to_id["transcribe"] == 50360
+
+
+def test_retrievers_of_one_owner_have_the_same_columns() -> None:
+    assert entry("zeta-alpha-ai/NanoMSMARCO", "corpus") == "zeta-alpha-ai/*/corpus"
+    assert entry("someone/else", "corpus") == ""
 
 
 def test_texts_are_no_longer_than_what_they_are_padded_to(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ LONG = (
     "answers",
     "objects",
 )
+# `features[data_args.label_column_name].names`: whichever column holds the labels has classes.
+NAMED_CLASSES = r"features\[[^\]\n]*label[^\]\n]*\]\.(?:names|num_classes|int2str|str2int)\b"
 SEGMENTED = {"label", "labels", "annotation", "annotations", "mask"}  # a class for each pixel
 ONE_ROW = "example|sample|row|item|element|record|data_?point|ex|x"  # as scripts call one
 TURNS = ("messages", "conversations")  # which a script may want as one text
@@ -57,10 +59,14 @@ def kind_said(name: str) -> str:
     """The kind that the script itself speaks of, else the one that the name suggests."""
     if name.lower() in SEGMENTED and lines.matches(r"ForSemanticSegmentation\b"):
         return "gray"
+    if name == "image_id" and lines.matches(r"[\"']objects[\"']"):
+        return "id"  # of COCO's annotations
     kind = kind_of(name, "")
     named = re.escape(name)
     if lines.matches(rf"features\[[\"']{named}[\"']\]\.(names|num_classes|int2str|str2int)\b"):
         return kind if kind.startswith("label") else "label 16"
+    if kind.startswith("label") and lines.matches(NAMED_CLASSES):
+        return kind
     if kind == "conversations" and says_roles():
         kind = "messages"
     if lines.matches(rf"json\.loads\(\s*\w+\[[\"']{named}[\"']\]"):

@@ -27,10 +27,13 @@ LOSSES = (
 )
 LABELS = {"label", "labels", "score", "scores"}  # `BaseDataCollator.valid_label_columns`
 NAMES = ("anchor", "positive", "negative")
-# The trainers that the others are subclasses of, since version 6 and before.
+# The trainers that the others are subclasses of, since version 6 and before, where two of them
+# do not call it.
 TRAINERS = {
     "sentence_transformers.base.trainer": "BaseTrainer",
     "sentence_transformers.trainer": "SentenceTransformerTrainer",
+    "sentence_transformers.sparse_encoder.trainer": "SparseEncoderTrainer",
+    "sentence_transformers.cross_encoder.trainer": "CrossEncoderTrainer",
 }
 
 

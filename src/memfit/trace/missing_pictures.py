@@ -3,10 +3,12 @@ each reads as a blank picture or as silence."""
 
 from __future__ import annotations
 
+import builtins
 import fnmatch
 import functools
 import glob
 import importlib
+import io
 import itertools
 import os
 import pathlib
@@ -24,6 +26,7 @@ from memfit.trace.missing_weights import expected
 COUNT = 256  # files of a folder
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".gif")
 TABLES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
+KINDS, MANY = range(2), 1 << 14  # classes and files of a folder that is walked through
 SHARDS, SHARD_COUNT = "*.bin", 4  # arrays of tokens, of which a script may keep one to evaluate
 RECORDINGS = (".wav", ".flac", ".mp3", ".ogg")
 # What scripts read such files by, where they do not say how the files end.
@@ -85,7 +88,7 @@ class Folders:
     def __init__(self, columns: Columns) -> None:
         self.source, self.known = columns.source, set[str]()
 
-    def listed(self, folder: Any, pattern: str = "") -> list[str]:
+    def listed(self, folder: Any, pattern: str = "", count: int = COUNT) -> list[str]:
         path = os.fsdecode(folder)
         shards = pattern == SHARDS and lines.speaks("memmap(", "fromfile(")
         if (shards or pattern.lower().endswith(TABLES)) and lacks(path):
@@ -95,7 +98,7 @@ class Folders:
             return []
         near_files.refuse_misspelled_folder(path)
         nested = path in self.known
-        names = [f"{one:06}{end}" for one in range(COUNT // 16 if nested else COUNT)]
+        names = [f"{one:06}{end}" for one in range(count // 16 if nested else count)]
         names = fnmatch.filter(names, pattern) if pattern else names
         self.known.update(os.path.join(path, one) for one in names)
         if names and not nested:
@@ -130,7 +133,7 @@ class Folders:
         if name not in self.known and not name.lower().endswith(ends):
             return False
         near_files.refuse_misspelled(name)
-        return not expected()
+        return name in self.known or not expected()
 
     def picture(self, path: Any) -> Any:
         return self.source.picture("", "L" if is_gray(path) else "RGB").copy()
@@ -195,14 +198,6 @@ def listing(folders: Folders) -> list[Patch]:
     def isfile(path: Any) -> bool:
         return true_kind(path) or (isinstance(path, str) and path in folders.known and by_user())
 
-    def asking(true: Callable[..., bool]) -> Callable[..., bool]:
-        @functools.wraps(true)
-        def exists(path: Any, *args: Any, **given: Any) -> bool:
-            user = by_user()
-            return true(path, *args, **given) or (user and folders.exists(path))
-
-        return exists
-
     def iglob(pathname: Any, **given: Any) -> Any:
         user = by_user()
         return iter([*true_glob(pathname, **given)] or (named(pathname, **given) if user else []))
@@ -211,14 +206,55 @@ def listing(folders: Folders) -> list[Patch]:
     return [
         (os, "listdir", listdir),
         (os.path, "isfile", isfile),
-        *((os.path, name, asking(getattr(os.path, name))) for name in ("exists", "isdir")),
-        *(
-            (pathlib.Path, name, asking(getattr(pathlib.Path, name)))
-            for name in ("exists", "is_dir")
-        ),
         (glob, "glob", matching),
         (glob, "iglob", iglob),
         *((kind, name, below(getattr(kind, name))) for name in ("glob", "rglob", "iterdir")),
+    ]
+
+
+def walking(folders: Folders) -> list[Patch]:
+    """Whether a folder is there, all that is below it, and one file of it."""
+    true_walk = os.walk
+
+    def walk(top: Any, *args: Any, **given: Any) -> Any:
+        """As a folder of each class, whose number nobody knows."""
+        user = by_user() and path_like(top) and not os.path.isdir(top)
+        if not user or not (names := folders.listed(top, count=MANY)):
+            return true_walk(top, *args, **given)
+        halves = {os.path.join(top, str(one)): names[one :: len(KINDS)] for one in KINDS}
+        folders.known.update(os.path.join(one, name) for one in halves for name in halves[one])
+        found = [(top, [*map(str, KINDS)], []), *((one, [], halves[one]) for one in halves)]
+        down = given.get("topdown", args[0] if args else True)
+        return iter(found if down else found[::-1])
+
+    def opened(true: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(true)
+        def open(file: Any, mode: Any = "r", *args: Any, **given: Any) -> Any:
+            """Of a picture that a folder has listed."""
+            known = mode == "rb" and isinstance(file, str) and file in folders.known
+            if not (known and by_user() and folders.absent(file, PICTURES)):
+                return true(file, mode, *args, **given)
+            held = io.BytesIO()
+            folders.picture(file).save(held, "PNG")
+            held.seek(0)
+            return held
+
+        return open
+
+    def asking(true: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(true)
+        def exists(path: Any, *args: Any, **given: Any) -> bool:
+            user = by_user()
+            return true(path, *args, **given) or (user and folders.exists(path))
+
+        return exists
+
+    kind = pathlib.Path
+    return [
+        (os, "walk", walk),
+        *((one, "open", opened(one.open)) for one in (builtins, io)),
+        *((os.path, name, asking(getattr(os.path, name))) for name in ("exists", "isdir")),
+        *((kind, name, asking(getattr(kind, name))) for name in ("exists", "is_dir")),
     ]
 
 
@@ -283,4 +319,4 @@ def readers(folders: Folders) -> dict[str, Change]:
     }
 
 
-__all__ = ["PICTURES", "Folders", "listing", "readers"]
+__all__ = ["PICTURES", "Folders", "listing", "readers", "walking"]

@@ -237,6 +237,8 @@ def load(
         rest.pop(key, None)
     model = cls._from_config(config, **{DTYPE: dtype}, **build, **rest)
     kept_wide(model, dtype)
+    if getattr(config, "model_type", "") == "whisper":
+        multilingual(model)
     model.config.name_or_path = str(name)
     model.name_or_path = str(name)
     if wanted is not None:
@@ -297,6 +299,25 @@ def dtype_of(rest: dict[str, Any], config: Any, *, quantized: bool) -> Any:
     if isinstance(found, dict):
         found = found.get("", torch.float32)
     return getattr(torch, found) if isinstance(found, str) else found
+
+
+ENGLISH = 51864  # tokens of a Whisper that knows no other language; newer ones have one more
+TRANSCRIBE = 50359  # of the others; a language more moves it by one (large-v3)
+
+
+def multilingual(model: Any) -> None:
+    """What Whisper's generation config says of languages and tasks (openai/whisper tokenizer.py
+    `get_tokenizer`: `<|startoftranscript|>`, a token for each language, the tasks)."""
+    found, size = model.generation_config, int(model.config.vocab_size)
+    found.is_multilingual = size > ENGLISH
+    if not found.is_multilingual:
+        return
+    from transformers.models.whisper import tokenization_whisper
+
+    more = size - ENGLISH - 1
+    known = [*tokenization_whisper.LANGUAGES][: TRANSCRIBE - 50259 - 1 + more]
+    found.lang_to_id = {f"<|{one}|>": 50259 + place for place, one in enumerate(known)}
+    found.task_to_id = {"transcribe": TRANSCRIBE + more, "translate": TRANSCRIBE - 1 + more}
 
 
 def kept_wide(model: Any, dtype: Any) -> None:

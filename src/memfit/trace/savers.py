@@ -9,6 +9,7 @@ import io
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
@@ -190,8 +191,11 @@ def hub(module: ModuleType, recorder: Watcher) -> list[Patch]:
         whole = repo_id if "/" in repo_id else f"{NOBODY['name']}/{repo_id}"  # 2.x parses no less
         return module.RepoUrl(f"https://huggingface.co/{whole}")
 
-    def nothing(*_: Any, **__: Any) -> None:
+    def nothing(*_: Any, run_as_future: bool = False, **__: Any) -> Any:
         recorder.note("upload", "nothing is uploaded to the hub")
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done if run_as_future else None
 
     kind = module.HfApi
     found: list[Patch] = [

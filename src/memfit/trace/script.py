@@ -149,6 +149,7 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     columns = synthetic_data.columns_of(recorder, request.tokens, request.image)
     folders = missing_pictures.Folders(columns)
     stack.enter_context(cuda.patched(missing_pictures.listing(folders)))
+    stack.enter_context(cuda.patched(missing_pictures.walking(folders)))
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
     stack.enter_context(

@@ -48,7 +48,14 @@ def entry(path: str, name: str) -> str:
     """The key of a data set, by its whole name, its owner or what is behind the owner."""
     known = table()["names"]
     owner, _, last = path.rpartition("/")
-    for one in (f"{path}/{name}", path, f"{owner}/*", f"{last}/{name}", last):
+    for one in (
+        f"{path}/{name}",
+        path,
+        f"{owner}/*/{name}",
+        f"{owner}/*",
+        f"{last}/{name}",
+        last,
+    ):
         if one.lower() in known:
             return one.lower()
     return ""
@@ -148,6 +155,10 @@ class Source:
             labels = [str(one) for one in range(int(number))] if word in ("label", "tags") else []
             if word == "label":
                 made = made.cast_column(name, datasets.ClassLabel(names=labels))
+            if word == "objects" and (kinds := made.features[name]):
+                named = datasets.ClassLabel(names=[str(one) for one in range(2)])
+                within = type(kinds["category"])(named)
+                made = made.cast_column(name, type(kinds)({**kinds, "category": within}))
             if word == "tags":
                 made = made.cast_column(name, datasets.Sequence(datasets.ClassLabel(names=labels)))
         return made
