@@ -237,12 +237,13 @@ def of_encoder(values: Mapping[str, Any], config: Mapping[str, Any], task: str) 
 
 
 def of_labels(values: Mapping[str, Any], config: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """The head and the length that a question about a decoder with labels means; empty for one with
-    words."""
-    head = label_head(config, str(values.get("head", "auto")))
+    """The head and the length that a question about a decoder with labels, or without a head,
+    means; empty for one with words."""
+    asked = str(values.get("head", "auto"))
+    head = label_head(config, asked) or ("" if asked != "none" else asked)
     if not head:
         return {}
-    found: dict[str, Any] = {"head": head} if str(values.get("head", "auto")) == "auto" else {}
+    found: dict[str, Any] = {"head": head} if asked == "auto" else {}
     if "seq" not in values:
         found["seq"] = Job.seq  # no guide says a length that its tokenizer cuts at
     if task == "inference" and "new_tokens" not in values:

@@ -51,6 +51,7 @@ HEADS = (
     "question-answering",
     "classification",
     "token-classification",
+    "none",
 )
 QUANTS = ("none", "nf4", "fp4", "int8")
 LARGEST_COUNT = 2**40
@@ -348,6 +349,12 @@ class Job:
             for name in filter(None, map(str.strip, self.unsloth.split(","))):
                 if name not in UNSLOTH:
                     yield unknown("Unsloth kernel", name, "job.unsloth", UNSLOTH)
+        if self.training and self.head == "none":
+            yield Problem(
+                message="a model without a head has no loss to train with",
+                where="job.head",
+                hint="name the head that is trained, like `--head classification`",
+            )
         if self.task == "pretrain" and self.method != "full":
             yield Problem(
                 message=f"pre-training needs method `full`, not `{self.method}`",

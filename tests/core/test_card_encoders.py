@@ -75,13 +75,14 @@ def test_an_encoder_with_a_decoder_is_fine_tuned(capsys: pytest.CaptureFixture[s
     assert "\nrunning" not in said
 
 
-def test_a_checkpoint_without_a_head_is_fine_tuned(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_head_runs_without_one(found: Card, tmp_path: Path) -> None:
     """Logits of masked words, which it does not have, would be most of its memory."""
     config = {**catalog.entry(BERT).config(), "architectures": ["BertModel"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     answer = card(str(tmp_path), gpu="t4", offline=True)
     assert isinstance(answer, Card)
-    assert [row.use.key for row in answer.rows] == ["full", "lora"]
+    assert [row.job.head for row in answer.rows] == ["none", "classification", "classification"]
+    assert answer.rows[0].most > 2 * found.rows[0].most
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,13 @@ def test_the_row_of_roberta_is_that_written_by_hand() -> None:
     assert row.dims(Fields(by_hand.examples[0])) == by_hand.dims(Fields(by_hand.examples[0]))
 
 
+@pytest.mark.parametrize(("kind", "found"), [("bert", {}), ("roberta", {"pooler": "pooler.dense"})])
+def test_what_the_model_without_a_head_has(kind: str, found: dict[str, str]) -> None:
+    """RoBERTa's classes have no pooler, which its bare model has."""
+    data, _ = row_data(kind)
+    assert {key: data[key] for key in ("bare", "pooler") if key in data} == found
+
+
 def test_a_head_that_cannot_be_written_is_left_out() -> None:
     """One of three sizes is not said to be one."""
     data = json.loads((ROOM / "rows/roformer.json").read_text())

@@ -38,6 +38,15 @@ def classes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
 
 
+def is_bare(config: Mapping[str, Any]) -> bool:
+    """Whether the config names models without a head alone: checkpoints that make embeddings."""
+    names = classes_of(config)
+    return bool(names) and all(
+        one.endswith("Model") and "For" not in one and not one.endswith((*OTHERS, *CLASSES))
+        for one in names
+    )
+
+
 def unknown_class(config: Mapping[str, Any], heads: tuple[str, ...]) -> str:
     """A class that `architectures` name and that is no bare model, where none has one of these
     heads."""
@@ -56,4 +65,4 @@ def wordless_class(config: Mapping[str, Any]) -> str:
     return names[0] if names and all(wordless) else ""
 
 
-__all__ = ["CLASSES", "classes_of", "named_head", "unknown_class", "wordless_class"]
+__all__ = ["CLASSES", "classes_of", "is_bare", "named_head", "unknown_class", "wordless_class"]

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.model.classes import CLASSES, named_head, unknown_class
+from memfit.model.classes import CLASSES, is_bare, named_head, unknown_class
 from memfit.model.config import Fields
 from memfit.model.equivalents import converted
 from memfit.model.families import Family, build, find
+from memfit.model.families._headless import NONE, headless, source_of
 from memfit.model.label_heads import LABELLED, with_labels
 from memfit.model.modules import Model
 
@@ -52,8 +53,10 @@ def label_head(config: Mapping[str, Any], head: str) -> str:
 
 def usual_head(config: Mapping[str, Any], heads: tuple[str, ...], task: str) -> str:
     """The head that a question means where it names none: a checkpoint of masked language modelling
-    is fine-tuned with the first of these."""
+    is fine-tuned with the first of these, and one of a bare model runs without a head."""
     named = named_head(config, heads)
+    if task == "inference" and is_bare(config):
+        return NONE
     if unknown_class(config, heads):
         return "auto"
     if task == "pretrain" and BASE in heads:
@@ -68,6 +71,8 @@ def with_head(model: Model, head: str, labels: int) -> Model:
     if not model.encodes:
         return decoder_with_head(model, head, labels)
     heads = heads_of(model.config)
+    if head == NONE:
+        return without_head(model)
     head = model.graphs.row.alike.get(head, head)
     if not heads or (head in ("auto", model.graphs.head) and not labels):
         return model
@@ -79,6 +84,14 @@ def with_head(model: Model, head: str, labels: int) -> Model:
         config.pop("id2label", None)
         config["num_labels"] = labels
     return replace(build(config, name=model.name, origin=model.origin), config=model.config)
+
+
+def without_head(model: Model) -> Model:
+    """The bare model; as it is where no captured class has what the bare model has."""
+    source = source_of(model)
+    if not source or model.graphs.head == NONE:
+        return model
+    return headless(with_head(model, source, 0))
 
 
 def decoder_with_head(model: Model, head: str, labels: int) -> Model:

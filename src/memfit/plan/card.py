@@ -22,7 +22,7 @@ from memfit.hardware import GPU, Cluster, nvidia_cards, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lower.walk_cache import remembering
-from memfit.model.heads import heads_of, named_head, with_head
+from memfit.model.heads import heads_of, with_head
 from memfit.model.modules import Model
 from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, hardware
@@ -81,12 +81,11 @@ RUN = Use(key="16-bit", title="16-bit", options={"task": "inference"}, encodes=T
 
 def uses_of(model: Model) -> tuple[Use, ...]:
     """What can be done with this model: the first use runs the weights in the format in which the
-    checkpoint stores them. Encoders are not trained in 4 bits; with a decoder, or where the
-    checkpoint is a model without a head, they have no formulas for inference."""
+    checkpoint stores them. Encoders are not trained in 4 bits; those with a decoder have no
+    formulas for inference."""
     if model.encodes:
         trained = tuple(use for use in USES if use.key in ("full", "lora"))
-        head = named_head(model.config, heads_of(model.config))
-        return trained if head in ("", PAIRED) else (RUN, *trained)
+        return trained if PAIRED in heads_of(model.config) else (RUN, *trained)
     stored = stored_as(model)
     return (dataclasses.replace(USES[0], title=stored), *USES[1:]) if stored else USES
 

@@ -20,6 +20,7 @@ BUILDERS: dict[str, tuple[str, ...]] = {
     "classification": ("AutoModelForSequenceClassification",),
     "token-classification": ("AutoModelForTokenClassification",),
     "question-answering": ("AutoModelForQuestionAnswering",),
+    "none": ("AutoModel",),
 }
 assert {"auto", *BUILDERS} == set(HEADS)
 SILENT = (
@@ -27,11 +28,18 @@ SILENT = (
     "classification",
     "token-classification",
     "question-answering",
+    "none",
 )  # heads that generate nothing
 
 
 def chosen(config: Any, head: str) -> tuple[str, Any]:
     """The kind of model and its builder."""
+    if head == "none" and getattr(config, "is_encoder_decoder", False):
+        raise InputError.one(
+            f"`{config.model_type}` has a decoder, which is given nothing without a head",
+            where="job.head",
+            hint="use its own head: leave out `--head`",
+        )
     known = {kind: found for kind in BUILDERS if (found := builder(kind, config)) is not None}
     if head != "auto":
         if head not in known:
@@ -42,6 +50,7 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
                 hint=hint,
             )
         return head, known[head]
+    known.pop("none", None)  # a bare model has no loss
     for wanted in config.architectures or ():
         for kind, found in known.items():
             if wanted in names(found, config):

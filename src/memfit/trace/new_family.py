@@ -15,7 +15,9 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.model.families._chains import CAUSAL
+from memfit.model.families._headless import NONE
 from memfit.trace import classes
+from memfit.trace.bare_model import of_bare
 from memfit.trace.family_sizes import WIDE, columns, proposed
 from memfit.trace.graph_files import SILENT
 from memfit.trace.pair_row import HEAD as PAIR
@@ -152,6 +154,7 @@ def row_data(
         "before": before or 0,
         "checkpoints": checkpoints(subject),
         **of_classes(subject),
+        **of_bare(subject),
         "refused": [],
         "given": dict(given),
         "defaults": {
@@ -312,7 +315,7 @@ def rates_of(subject: Subject) -> dict[str, float | str]:
     ahead = (CAUSAL,) if not (subject.stacks or encodes) else ()  # the usual head comes first
     decodes = (CAUSAL,) if subject.stacks or "is_decoder" in subject.whole or one_class(own) else ()
     heads = (*pair, *ahead, *classes.SILENT[1:], *classes.SILENT[:1], *decodes)
-    for head in dict.fromkeys(heads):
+    for head in dict.fromkeys(one for one in heads if one != NONE):
         if classes.builder(head, configuration(subject.config(), None)) is None:
             continue
         found = seen(subject.config(**given), head)

@@ -24,6 +24,7 @@ from memfit.model.families._captured import (
     unlike,
     weight_of,
 )
+from memfit.model.families._headless import HIDDEN, POOLED, without_head
 from memfit.model.families._towers import Tower
 from memfit.model.label_heads import labels_of
 from memfit.model.modules import BESIDE, Captured, Layer, Linear, Loose, Model, Module
@@ -89,6 +90,8 @@ class ChainRow:
     alike: Mapping[str, str] = field(default_factory=dict)  # heads whose class is another head's
     others: tuple[str, ...] = ()  # classes that are named like a head's, and are none of them
     tower: Tower | None = None  # the weights beside the layers that text does not pass through
+    bare: str = ""  # the head whose class has what the model without a head has; see `_headless`
+    pooler: str = ""  # of the model without a head, where no class with a head has it
 
     def layers(self, fields: Fields, head: str) -> list[str]:
         """The kinds of the layers that run under a head."""
@@ -107,6 +110,7 @@ class ChainGraphs:
     dims: Mapping[str, int]
     rates: Mapping[str, float]
     unknown: str = ""  # the class that the config names, where this is another
+    base: str = ""  # where a model without a head has its modules; empty with a head
 
     @property
     def origin(self) -> Mapping[str, str]:
@@ -116,6 +120,8 @@ class ChainGraphs:
     @property
     def returned(self) -> tuple[str, ...]:
         """What the model returns beside the loss."""
+        if self.base:
+            return HIDDEN, POOLED
         return tuple(self.data["heads"][self.run]["returned"])
 
     @property
@@ -173,6 +179,8 @@ class ChainGraphs:
     def of(self, name: str, batch: int, masked: bool, form: str = "") -> Graph:
         key = key_of(name, self.run, masked, batch == 1, form)
         number: int = self.data["index"][key]
+        if self.base and name == "final":
+            return last_of(self.row.name, number, self.base)
         return graphs_of(self.row.name)[number]
 
     def answers(self, batch: int, seq: int) -> bool:
@@ -230,6 +238,12 @@ def graphs_of(name: str) -> tuple[Graph, ...]:
     """A family's graphs, read once."""
     data = stored(name)
     return tuple(graph_of(one, data["origin"]) for one in data["graphs"])
+
+
+@cache
+def last_of(name: str, number: int, base: str) -> Graph:
+    """A class's last graph as far as the model without a head goes, made once."""
+    return without_head(graphs_of(name)[number], base)
 
 
 def rates_of(row: ChainRow, fields: Fields) -> dict[str, float]:

@@ -100,6 +100,8 @@ def row_of(data: Mapping[str, Any]) -> ChainRow:
         refused=tuple(data["refused"]),
         casting=tuple(data.get("casting", ())),
         others=tuple(data.get("others", ())),
+        bare=data.get("bare", ""),
+        pooler=data.get("pooler", ""),
         defaults=data["defaults"],
     )
 

@@ -17,5 +17,6 @@ chained(
         rates={**RATES, "attention_probs_dropout_prob": 0.0},
         defaults={"type_vocab_size": 1, "max_position_embeddings": 8192},
         silent=("max_position_embeddings",),
+        bare="token-classification",
     )
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from memfit.model.families._captured import variants
 from memfit.model.families._chains import chained
+from memfit.model.families._headless import POOLER
 from memfit.model.families.bert import BASE, ROW, SILENT, SIZES
 
 chained(
@@ -16,5 +17,6 @@ chained(
         examples=variants({**BASE, "model_type": "jina_embeddings_v3", "pad_token_id": 1}, SIZES),
         defaults={"type_vocab_size": 1, "max_position_embeddings": 8194},
         silent=("max_position_embeddings",),
+        pooler=POOLER,
     )
 )

@@ -55,6 +55,7 @@ chained(
         heads=LABELS,
         sizes=((3, 88, 40, 5), (7, 104, 72, 9), (11, 152, 56, 7)),
         defaults={**ROW.defaults, **DEFAULTS},
+        pooler="",
         checkpoints=False,
     )
 )

@@ -8,6 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import bert
 from memfit.model.families._captured import TRACE, Dims, variants
 from memfit.model.families._chains import BATCH, ChainRow, chained
+from memfit.model.families._headless import POOLER
 
 # Four models: sizes of windows have sums of products that three may take for others.
 SIZES = {
@@ -70,6 +71,7 @@ chained(
         form=form,
         forms={"": UNEVEN, "even": EVEN},
         before=2,
+        pooler=POOLER,
         silent=("attention_window",),
         depth="num_hidden_layers",
     )

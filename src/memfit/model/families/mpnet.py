@@ -7,6 +7,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, each, ratio, variants
 from memfit.model.families._chains import chained
+from memfit.model.families._headless import POOLER
 from memfit.model.families.bert import BASE, RATES, ROW, SILENT, SIZES
 
 UNREAD = ("classifier_dropout",)
@@ -32,5 +33,6 @@ chained(
         defaults={"max_position_embeddings": 512},
         before=2,
         checkpoints=False,
+        pooler=POOLER,
     )
 )

@@ -17,5 +17,6 @@ chained(
         rates={**RATES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         defaults={"type_vocab_size": 2, "max_position_embeddings": 2048},
         silent=("max_position_embeddings",),
+        bare="token-classification",
     )
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families._captured import TRACE, Dims, each, ratio, variants
 from memfit.model.families._chains import ChainRow, chained
+from memfit.model.families._headless import NONE
 
 SIZES = {
     "vocab_size": (544, 608, 736),
@@ -48,6 +49,7 @@ chained(
         rates={"attention_probs_dropout_prob": 0.1},
         defaults={"vocab_size": 262, "max_position_embeddings": 2048, "num_latents": 256},
         checkpoints=False,
+        bare=NONE,
         depth=DEPTH,
     )
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memfit.model.families._captured import variants
 from memfit.model.families._chains import ChainRow, chained
+from memfit.model.families._headless import POOLER
 from memfit.model.families.bert import BASE, HEADS, RATES, SIZES, dims, kinds
 
 DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
@@ -21,6 +22,7 @@ def like(name: str) -> ChainRow:
         rates=RATES,
         defaults=DEFAULTS,
         before=2,
+        pooler=POOLER,
     )
 
 
