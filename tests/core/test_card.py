@@ -430,7 +430,10 @@ def test_a_file_that_is_partly_in_cpu_memory_says_how_much(
     assert not row["fits"]
     words = shlex.split(row["command"])[1:]
     assert main([*words, "--offline", "--json"]) == 0
-    pools = json.loads(capsys.readouterr().out)["pools"]
+    answer = json.loads(capsys.readouterr().out)
+    pools = answer["pools"]
+    assert row["tokens_per_second"] == answer["speed"]["at_longest"]
+    assert answer["speed"]["host_assumed"]
     for where, size in (("gpu", row["device"]), ("cpu", row["in_cpu_memory"])):
         assert sum(one["bytes"] for one in pools if one["where"] == where) == size
 

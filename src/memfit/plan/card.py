@@ -414,7 +414,12 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
         part = serve(model, use.gguf, cluster, context, whole=False)
         if part is None or not part.fits:
             return Row(use=use, device=first.device)
-        return Row(use=use, device=part.device, in_cpu_memory=part.host)
+        return Row(
+            use=use,
+            device=part.device,
+            in_cpu_memory=part.host,
+            tokens_per_second=part.tokens_per_second,
+        )
     next_point = serve(model, use.gguf, cluster, 2 * context)
     slope = 0 if next_point is None else max(0, next_point.device - first.device) / context
     room = usable(cluster.gpu) - first.device

@@ -218,11 +218,22 @@ def row_line(row: Row) -> str:
 
 def possible(row: Row) -> str:
     if row.in_cpu_memory:
-        return f"{gib(row.device)} GiB here and {gib(row.in_cpu_memory)} GiB in CPU memory, slower"
+        here = f"{gib(row.device)} GiB here and {gib(row.in_cpu_memory)} GiB in CPU memory"
+        return f"{here}, {pace(row)}"
     if row.way is None or row.way.cluster is None:
         return unsupported(row.refused)
     gpus = f"{row.way.cluster.gpus} x " if row.way.cluster.gpus > 1 else ""
     return f"{gpus}{row.way.cluster.gpu.name}, {gib(row.way.device)} GiB each"
+
+
+def pace(row: Row) -> str:
+    """Of a model that lies partly in CPU memory."""
+    from memfit.serving.llamacpp.speed import HOST_READS
+
+    if row.tokens_per_second is None:
+        return "slower"
+    speed = f"{row.tokens_per_second:.2g} tokens/s"
+    return f"about {speed} if the CPU reads {HOST_READS / 1e9:.0f} GB/s"
 
 
 def unsupported(why: str) -> str:
