@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from memfit.graph import Graph, Value
 from memfit.model.modules import Captured, Linear, Model, Module
+
+if TYPE_CHECKING:
+    from memfit.graph import Graph, Value
 
 NONE = "none"
 USUAL = "classification"  # its class has a pooler where the bare model has one
