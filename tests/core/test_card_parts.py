@@ -3,6 +3,7 @@ batches and lengths, the smallest and the cheapest GPU, and what a shelf of mode
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -265,3 +266,49 @@ def test_a_shelf_has_the_best_use_of_each_group(formula: Formula) -> None:
     fitting = ()
     assert (line(file).answer, line(file).answer_bytes) == (None, 5 * GIB)
     assert (line().name, line().parameters) == ("m", 7)
+
+
+def test_a_part_of_a_card_is_a_row_or_its_longest_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one GPU the two are asked for apart, on several a layout is looked for; what does not fit
+    says what would make it fit, where something does."""
+    answering, tuning = ANSWERS["8-bit"], TUNES["lora"]
+    monkeypatch.setattr(card, "batch_row", lambda model, use, *_: Row(use=use, most=5))
+    monkeypatch.setattr(card, "longest_row", lambda model, use, *_: Row(use=use, longest=6))
+    layout = Strategy(tp=TP(size=2))
+    monkeypatch.setattr(card, "supported_row", lambda _, use, *__: (Row(use=use, most=7), layout))
+    monkeypatch.setattr(
+        card, "with_way", lambda model, one, *_: Row(use=one.use, most=one.most, device=1)
+    )
+    monkeypatch.setattr(card, "served_row", lambda model, use, *_: Row(use=use, most=8))
+    monkeypatch.setattr(card, "server_row", lambda model, use, *_: Row(use=use, most=9))
+
+    def part(use: Use, longest: bool, gpus: str) -> tuple[int, int, int, Strategy]:
+        one, strategy = card.part(shaped(), parse_cluster(gpus), job_of, no_server, (use, longest))
+        return one.most, one.longest, one.device, strategy
+
+    for use in (answering, tuning):
+        assert part(use, False, "t4") == (5, 0, 1, ONE)
+        assert part(use, True, "t4") == (0, 6, 0, ONE)
+        assert part(use, False, "2xt4") == (7, 0, 1, layout)
+    gguf = next(use for use in USES if use.gguf)
+    server = Use(key="s", title="s", options={}, server="own")
+    assert part(gguf, False, "t4") == (8, 0, 0, ONE)
+    assert part(server, False, "2xt4")[:3] == (9, 0, 0)
+    for row in (Row(use=tuning, fits=True), Row(use=tuning, refused="no")):
+        monkeypatch.setattr(card, "batch_row", lambda *_, row=row: row)
+        assert part(tuning, False, "t4")[2] == 0  # no way is looked for
+
+
+def test_a_server_stands_behind_the_weights_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [use.key for use in USES]
+    for known, behind in (
+        (("own", "fp8"), {"16-bit": "own", "8-bit": "fp8"}),
+        (("own",), {"16-bit": "own"}),
+        ((), {}),
+    ):
+        monkeypatch.setattr(card, "weights_for", lambda *_, known=known: known)
+        monkeypatch.setattr(card, "stored_as", lambda _: "")
+        found = card.with_servers(shaped(), T4)
+        assert [use.key for use in found if not use.server] == whole
+        servers = {before.key: use.server for before, use in pairwise(found) if use.server}
+        assert servers == behind

@@ -284,6 +284,8 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         ({"messages": [{"content": [{"text": "abcd"}, {"image": 1}, {"text": "ab"}]}]}, 8),
         ({"prompt": "abcd", "completion": None}, 2),
         ({"text": None, "messages": []}, 0),
+        ({"text": None}, 0),
+        ({"input_ids": []}, 0),
         ("0", "at least 1 token"),
         (str(2**32), "below 2^32"),
         ("12.5", "`12.5` is not a length"),

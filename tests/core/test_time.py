@@ -192,6 +192,15 @@ def test_an_accumulation_is_as_long_as_its_micro_batches():
     assert timed(double, Job(accumulate=8)).seconds == pytest.approx(8 * timed(LAYER).seconds)
 
 
+def test_kernels_are_those_of_all_micro_batches():
+    """Two stand on the tape, the first of them for seven of eight; and arithmetic that belongs to
+    no step has no time."""
+    one, eight = timed(LAYER), timed((*LAYER, *LAYER), Job(accumulate=8))
+    assert eight.kernels == 8 * one.kernels
+    tape = Tape(events=LAYER, source="handwritten")
+    assert duration(tape, PLAIN, JOB, 0) is None
+
+
 def test_a_step_without_arithmetic_has_no_time():
     assert timed((Mark("backward", "", 1), Compute("linear", 1, 1, "bf16", ""))) is None
     assert (
