@@ -312,3 +312,19 @@ def test_a_server_stands_behind_the_weights_that_it_has(monkeypatch: pytest.Monk
         assert [use.key for use in found if not use.server] == whole
         servers = {before.key: use.server for before, use in pairwise(found) if use.server}
         assert servers == behind
+
+
+@pytest.mark.parametrize("users", [0, 1, 5])
+def test_a_server_s_row_is_what_it_says(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = SimpleNamespace(device=7, users=users, tokens_per_second=9.0, longest=11)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(card, "server_on", lambda *words: asked.append(words) or said)
+    server = Use(key="s", title="s", options={}, server="own")
+    found = card.server_row(shaped(), server, T4)
+    assert (found.fits, found.most, found.longest, found.device) == (users > 0, users, 11, 7)
+    assert (found.job.seq, found.job.new_tokens) == (4096 - 128, 128)
+    assert [words[1:] for words in asked] == [("own", T4, 4096, 128)]
+    small = card.server_row(shaped(positions=100), server, T4)
+    assert (small.job.seq, small.job.new_tokens) == (50, 50)
+    monkeypatch.setattr(card, "server_on", lambda *_: None)
+    assert "does not support" in card.server_row(shaped(), server, T4).refused

@@ -68,6 +68,15 @@ def test_groups_lie_on_nodes_by_their_distance() -> None:
     assert spanned(9, 1, 8) == 2
 
 
+def test_a_group_of_one_has_none() -> None:
+    """It adds nothing, beside no other group and beside one; and all ranks are a group already
+    where one of them spans all."""
+    eight = communicators(H100, ((8, 1),), 8, (2, 8))
+    alone, none = (communicators(H100, groups, 8, (2, 8)) for groups in (((1, 1),), ()))
+    assert (alone.low, alone.high, none.low, none.high) == (0, 0, 0, 0)
+    assert communicators(H100, ((8, 1), (1, 8)), 8, (2, 8)) == eight
+
+
 def test_every_group_has_its_own() -> None:
     one = communicators(H100, ((8, 1),), 8, (2, 13))
     two = communicators(H100, ((8, 1), (2, 8)), 8, (2, 13))

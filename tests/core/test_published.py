@@ -157,6 +157,14 @@ def test_mirrors_and_quantized_checkpoints_are_their_base(
     assert (json.loads(found.stored) if found.stored else None) == stored
 
 
+def test_adapters_over_a_quantized_checkpoint_are_lora() -> None:
+    """Whatever the row calls them: nothing is quantized while loading."""
+    packed = {"model": "TheBloke/Mistral-7B-v0.1-GPTQ", "dtype": "GPTQ int4 g128"}
+    assert case(**packed, method="qlora r=8 q,v").job.method == "lora"
+    assert case(dtype="bf16, nf4", method="qlora r=8 q,v").job.method == "qlora"
+    assert case(method="lora r=8 q,v").job.method == "lora"
+
+
 def test_a_row_may_name_the_kernels_of_gptq() -> None:
     def kernels(name: str, dtype: str = "GPTQ int4 g128") -> dict[str, Any]:
         found = case(model="TheBloke/Mistral-7B-v0.1-GPTQ", dtype=dtype, extra={"kernel": name})

@@ -446,8 +446,8 @@ def tape(tokens: int) -> Tape:
             [
                 Mark("forward", "", phase_step),
                 *([Free(id - 10)] if number else []),
-                Alloc(id, 2 * M, "inputs", "", "batch"),
                 Alloc(id + 1, tokens * M, "activations", "w", "act"),
+                Alloc(id, 2 * M, "inputs", "", "batch"),
                 Mark("backward", "", phase_step),
                 Alloc(id + 2, 12 * M, "gradients", "w", "grad"),
                 Free(id + 1),
