@@ -674,6 +674,12 @@ def test_roundup_by_size() -> None:
     ]
 
 
+def test_one_part_of_a_power_of_two_is_none() -> None:
+    # divisions of 1 round as none do (round_size asks for more than 1): 2049 is up(2049, 512)
+    settings = Settings(roundup_power2_divisions=(1, 0, *(4,) * 14))
+    assert [settings.rounded(size) for size in (2049, M + 1, 4 * M + 1)] == [2560, M + 512, 5 * M]
+
+
 # ------------------------------------------------------------------ statistics, and misuse
 
 

@@ -20,8 +20,9 @@ from memfit.runs.lengths import Lengths
 from memfit.runs.risk import NARROW, Risk
 from memfit.runs.texts import Counting, length_of
 from memfit.runs.walker import Given
-from memfit.simulate.run import Course
+from memfit.simulate.run import Course, cut
 from memfit.simulate.settings import Settings
+from memfit.tape import Alloc, Comm, Compute, Free, Mark, Sync, Tape, Trim
 
 
 class Formula:
@@ -75,6 +76,29 @@ def test_a_long_line_is_cut_in_what_is_said(line: str, column: str) -> None:
     (problem,) = found.value.problems
     assert len(problem.message) < 120
     assert len(problem.hint or "") < 160
+
+
+def test_what_moves_no_memory_is_left_out_of_a_run() -> None:
+    """Waits and trims stay, for they give memory back."""
+    tape = Tape(
+        events=(
+            Mark("load"),
+            Alloc(0, 512, "weights"),
+            Mark("forward"),
+            Compute("linear", 1, 1, "bf16", ""),
+            Comm("all_gather", 1, 2, "any", "", 1),
+            Alloc(1, 512, "activations"),
+            Free(1, (1,)),
+            Sync(0, 1),
+            Mark("step"),
+            Trim(),
+        ),
+        source="handwritten",
+    )
+    found = cut(tape)
+    assert found.begin is not None
+    assert [type(event) for event in found.began[0].events] == [Alloc, Free, Sync]
+    assert [type(event) for event in found.begin.events] == [Trim]
 
 
 FOUND: Any = SimpleNamespace(usable=(4000, 4000), outside=500)
