@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from memfit.api.verbs import trace
-from memfit.trace import lines, missing_pictures, pretrained, records, trainer_columns
+from memfit.trace import (
+    lines,
+    missing_pictures,
+    pretrained,
+    records,
+    synthetic_processors,
+    trainer_columns,
+)
 from memfit.trace.asked_columns import MARK, Columns
 from memfit.trace.cuda import Device
 from memfit.trace.launchers import processes
@@ -223,3 +230,19 @@ def test_masks_of_segmentation_are_pictures(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(lines, "texts", lambda: ["AutoModelForSemanticSegmentation.from_config"])
     columns.known.clear()
     assert columns.kind("label") == columns.kind("annotation") == "gray"
+    monkeypatch.setattr(lines, "texts", lambda: ["AutoModelForUniversalSegmentation"])
+    columns.known.clear()
+    assert columns.kind("annotation") == "image"
+
+
+def test_processors_of_masks_know_pixels_without_a_class() -> None:
+    kind = type("Mask2FormerImageProcessorFast", (), {})
+    assert synthetic_processors.ignoring(kind) == {"ignore_index": 255}
+    assert synthetic_processors.ignoring(type("DetrImageProcessor", (), {})) == {}
+
+
+def test_a_column_of_numbered_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "texts", lambda: [""])
+    columns = Columns(Source(32, 64, Watcher(Device()).note))
+    assert columns.values("semantic_class_to_id", None)["class 3"] == 3
+    assert columns.kind("text_to_image") != "numbered"

@@ -37,6 +37,7 @@ LONG = (
 )
 # `features[data_args.label_column_name].names`: whichever column holds the labels has classes.
 NAMED_CLASSES = r"features\[[^\]\n]*label[^\]\n]*\]\.(?:names|num_classes|int2str|str2int)\b"
+NUMBERED = re.compile(r"(?:class|label|name)\w*?_?(?:to|2)_?id$")
 SEGMENTED = {"label", "labels", "annotation", "annotations", "mask"}  # a class for each pixel
 ONE_ROW = "example|sample|row|item|element|record|data_?point|ex|x"  # as scripts call one
 TURNS = ("messages", "conversations")  # which a script may want as one text
@@ -59,6 +60,10 @@ def kind_said(name: str) -> str:
     """The kind that the script itself speaks of, else the one that the name suggests."""
     if name.lower() in SEGMENTED and lines.matches(r"ForSemanticSegmentation\b"):
         return "gray"
+    if name.lower() in SEGMENTED and lines.matches(r"For(?:Universal|Instance)Segmentation\b"):
+        return "image"  # classes and objects in a channel each
+    if NUMBERED.search(name):
+        return "numbered"
     if name == "image_id" and lines.matches(r"[\"']objects[\"']"):
         return "id"  # of COCO's annotations
     kind = kind_of(name, "")

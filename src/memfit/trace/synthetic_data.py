@@ -114,6 +114,7 @@ class Source:
             },
             "image": lambda: self.picture(number, "RGB"),
             "ratings": lambda: [5],
+            "numbered": lambda: {f"class {one}": one for one in range(records.CLASSES)},
             "steps": lambda: [self.words(self.tokens // STEPS) for _ in range(STEPS)],
             "judged": lambda: [one < STEPS - 1 for one in range(STEPS)],
             "gray": lambda: self.picture(number, "L"),

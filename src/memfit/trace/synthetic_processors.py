@@ -50,6 +50,15 @@ def size_of(cls: Any, name: Any) -> dict[str, Any]:
     return {"size": {"longest_edge": 4 * size}, "max_image_size": {"longest_edge": size}}
 
 
+def ignoring(cls: Any) -> dict[str, Any]:
+    """The number of pixels without a class, which published files of these processors have, and
+    without which they do not take classes that begin with the background."""
+    return {"ignore_index": 255} if cls.__name__.startswith(UNIVERSAL) else {}
+
+
+UNIVERSAL = ("MaskFormer", "Mask2Former", "OneFormer")
+
+
 def changes(recorder: Watcher) -> dict[str, Change]:
     def falling_back(name: str, method: str) -> Change:
         def change(module: ModuleType) -> list[Patch]:
@@ -66,7 +75,7 @@ def changes(recorder: Watcher) -> dict[str, Change]:
                         f"processor {name}",
                         f"the processor of `{name}` was not found: its class's defaults are used",
                     )
-                    return size_of(cls, name), given
+                    return {**size_of(cls, name), **ignoring(cls)}, given
 
             return [(kind, method, classmethod(settings))]  # type: ignore[arg-type]
 
