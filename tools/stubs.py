@@ -41,7 +41,7 @@ from memfit.hardware import GPU
 from memfit.job import Job as Job
 from memfit.measure.record import Record
 from memfit.model.catalog import Entry
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.card import Card, Shelf, Smallests
 from memfit.plan.engine_goals import EnginePlan
 from memfit.plan.planning import Plan

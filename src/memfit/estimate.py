@@ -48,7 +48,7 @@ from memfit.lower.engines import foldable
 from memfit.lower.expand import Unclear
 from memfit.lower.host import Host, host
 from memfit.lower.walk_cache import once
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.parallel.pipeline.check import alike
 from memfit.presentation import Presented
 from memfit.program_facts import assumptions_of, marked_program, parameters_of

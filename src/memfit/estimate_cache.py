@@ -14,7 +14,7 @@ from memfit.estimate import Estimate
 from memfit.hardware import Cluster, Span
 from memfit.job import Job
 from memfit.lower.host import Host
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.memory import Group, Memory, Moment, Stretch
 from memfit.strategy import Strategy
 from memfit.tape import Tape

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Layer, Linear, Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Layer, Linear, Weight
 from memfit.strategy import NAMES, ONE, Strategy
 
 

@@ -11,7 +11,7 @@ from memfit.hardware import GPU, vendor_remarks
 from memfit.job import Job
 from memfit.job_checks import remarks
 from memfit.lower.host import paged
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import ONE, Strategy

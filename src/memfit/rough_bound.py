@@ -15,7 +15,7 @@ from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.model.families import families
 from memfit.model.likeness import build_like
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.source import Source
 from memfit.strategy import Strategy
 from memfit.verdicts import PASSING, verdict_of

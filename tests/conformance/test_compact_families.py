@@ -11,7 +11,7 @@ import pytest
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build, families
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.memory import memory
 
 RUNS = 4  # a run of fewer is written out

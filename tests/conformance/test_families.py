@@ -18,7 +18,8 @@ import pytest
 from memfit.formats import FORMATS
 from memfit.model.config import ACTIVATIONS
 from memfit.model.families import build, families
-from memfit.model.modules import Attention, Latent, Layer, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Layer, MoE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,8 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.model.families import build, find
-from memfit.model.modules import MLP, Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from memfit.errors import InputError, Problem
 from memfit.model.families import build, families
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 FAMILIES = {one.name: one for one in families().values()}
 EXAMPLES = [

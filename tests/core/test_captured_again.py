@@ -15,7 +15,7 @@ from memfit.lower.captured import again
 from memfit.lower.captured.run import Evaluation
 from memfit.lower.walk_cache import remembering
 from memfit.model.families import build, families
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 # Windows and shared keys; a recurrence; experts between them; a short convolution.
 TYPES = ("gemma4", "qwen3_5_text", "jamba", "lfm2", "granitemoehybrid", "falcon_h1")

@@ -17,7 +17,7 @@ from memfit.estimate import estimate
 from memfit.job import METHODS, Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.uses import strategy_from
 

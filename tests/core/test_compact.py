@@ -18,7 +18,7 @@ from memfit.lower import LIVE_PASSES, allocator_requests, lower, walked, whole
 from memfit.lower.expand import Unclear, expanded
 from memfit.lower.requests import FREED, Request
 from memfit.model.families import Family, build, families
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.program import BOTH, Ends
 from memfit.simulate.memory import Memory, memory
 from memfit.simulate.peaks import peaks

@@ -12,7 +12,8 @@ from memfit.errors import InputError
 from memfit.formats import FORMATS
 from memfit.model import catalog
 from memfit.model.families import build, families
-from memfit.model.modules import Attention, Block, Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Block, Layer, Linear, MoE
 
 
 def known(name: str) -> Model:

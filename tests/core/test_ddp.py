@@ -9,7 +9,7 @@ from memfit.formats import BF16, FP32
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.parallel.ddp.engine import CAP, FIRST, MIB, Item, bucket_sizes
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, Strategy

@@ -23,7 +23,7 @@ from memfit.job import Job
 from memfit.job_checks import COUNTS, NEWEST
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.reverse import (
     cheapest_gpu,
     cheapest_precision,

@@ -12,7 +12,7 @@ from memfit.job import Job
 from memfit.lower import lower, walked
 from memfit.lower.expand import expanded
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, FSDP, Strategy
 from memfit.tape import Alloc, Event, Free, Mark, Tape, check

@@ -12,7 +12,7 @@ from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate
 from memfit.job import Job
 from memfit.lower import lower
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.parallel.gemini.chunks import search
 from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay

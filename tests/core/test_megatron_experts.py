@@ -15,7 +15,7 @@ from memfit.job import Job
 from memfit.libraries.megatron.distributed_optimizer import part_of
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.program import Program, placed
 from memfit.simulate.memory import memory
 from memfit.strategy import CP, DDP, EP, PP, TP, Strategy

@@ -9,7 +9,8 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 from memfit.program import Program, placed
 from memfit.simulate.memory import memory
 from memfit.strategy import CP, DDP, FSDP, TP, Strategy, ZeRO

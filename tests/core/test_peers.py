@@ -12,7 +12,7 @@ from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.source import read
 from memfit.simulate.memory import Memory, memory
 

@@ -13,7 +13,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.lower.schedules import Turn, in_flight, turns
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.program import Program, placed
 from memfit.simulate.memory import Memory, memory
 from memfit.strategy import CP, DDP, PP, TP, Strategy

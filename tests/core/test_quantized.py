@@ -16,7 +16,7 @@ from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Compute, Free
 from memfit.techniques import stored

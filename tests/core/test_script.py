@@ -13,7 +13,7 @@ from memfit.lower import lower, run
 from memfit.lower.recorder import Recorder
 from memfit.lower.walk_cache import remembering
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.program import Program, placed
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Alloc, Event, Free

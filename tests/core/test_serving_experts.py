@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from memfit.hardware import find_gpu
-from memfit.model.modules import Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MoE
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.vllm.experts import activation, experts_room, kernel

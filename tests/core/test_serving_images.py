@@ -10,7 +10,7 @@ import pytest
 from memfit.api.engine import serve
 from memfit.errors import InputError
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.serving.vllm.encoders import ENCODERS, Step, longest_side
 from memfit.serving.vllm.rules import rules_of
 from memfit.truth.served import UNSEEN, judge, read_served

@@ -14,7 +14,7 @@ from memfit.libraries.bitsandbytes.check import whole
 from memfit.lower import lower, programmed
 from memfit.model import catalog
 from memfit.model.families import build, find
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.tape import Alloc, Free
 from memfit.techniques.base import TRACE
 from memfit.uses import strategy_from

@@ -17,7 +17,7 @@ from memfit.lower import distinct, lower, programmed
 from memfit.lower.host import offload
 from memfit.lower.walk_cache import remembering
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.parallel.zero.partitions import heaviest, shares
 from memfit.parallel.zero.zeropp import groups
 from memfit.simulate.memory import memory

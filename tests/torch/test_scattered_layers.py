@@ -13,7 +13,7 @@ from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.model.families import build
 from memfit.model.families._chains import CHAINS
-from memfit.model.modules import located
+from memfit.model.model import located
 from memfit.trace.paths import beside
 from memfit.uses import strategy_from
 

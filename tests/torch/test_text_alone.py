@@ -16,7 +16,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build, find
 from memfit.model.heads import with_head
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.memory import memory
 from memfit.tape import check as legal
 from memfit.trace import classes, trace_config

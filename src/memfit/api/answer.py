@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.answers import Way
     from memfit.estimate import Estimate
     from memfit.hardware import Cluster
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.tape import Producer, Tape
     from memfit.trace.launch import Progress
 

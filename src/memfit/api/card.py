@@ -25,7 +25,7 @@ from memfit.words.read import ask_from, gather
 
 if TYPE_CHECKING:
     from memfit.hardware import GPU, Cluster
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.plan.card import Card, Progress, Row, Served, Shelf, Smallest, Smallests, Use
 
 # Models that people ask for most, by families and sizes; all are in the catalog.

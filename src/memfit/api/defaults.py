@@ -11,7 +11,7 @@ from memfit.defaults import assumed_for_methods, without_ligers_loss
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
 
 # What a plan tries where a trainer is assumed: its own switches. A selective policy is code, and
 # torch's other AdamW is slower and larger.

@@ -27,7 +27,7 @@ from memfit.words.read import ask_from, gather, job_of, read_into
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
     from memfit.measure.record import Case, Record
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.plan.planning import Checked, Plan, Progress, Row, Wish
     from memfit.plan.space import Work
     from memfit.strategy import Strategy

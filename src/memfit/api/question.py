@@ -27,7 +27,7 @@ from memfit.words.read import ask_from, gather, job_of, strategy_of
 
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.hardware import Cluster
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.model.source import Source
     from memfit.runs.walker import Given
 

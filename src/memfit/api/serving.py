@@ -18,7 +18,7 @@ from memfit.words.read import gather, read_into
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.plan.goals import Asked
     from memfit.plan.space import Work
 

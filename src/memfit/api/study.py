@@ -16,7 +16,7 @@ from memfit.hardware import Cluster, find_gpu, parse_cluster
 from memfit.job import ATTENTIONS, Job, job_from
 from memfit.job import CHECKPOINTING as CHECKPOINTED
 from memfit.model.heads import with_head
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.option_values import field_problems, from_text, unknown
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
 from memfit.strategy import LAYOUTS, ONE

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.hardware import GPU, Cluster
     from memfit.measure.record import Case, Record
     from memfit.model.catalog import Entry
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.plan.study import Study
     from memfit.tape import Tape
     from memfit.trace.launch import Progress

@@ -18,7 +18,7 @@ from memfit.lower.frameworks import programs_of
 from memfit.lower.recorder import Recorder
 from memfit.lower.requests import Request, requests
 from memfit.lower.walk_cache import once
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import BOTH, Ends, Program, placed
 from memfit.strategy import ONE, Strategy

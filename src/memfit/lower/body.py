@@ -23,7 +23,8 @@ from memfit.lower.load import head_apart, idle_linears, narrow, prepare, repack,
 from memfit.lower.recorder import Recorder
 from memfit.lower.stored import exllama_buffers
 from memfit.lower.tensors import Hooks, Storage, Tensor
-from memfit.model.modules import Attention, Latent, Layer, Model, Module, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Layer, Module, Weight
 from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase
 from memfit.techniques.stored import stays

@@ -9,7 +9,8 @@ from memfit.lazy_dataclass import dataclass
 from memfit.lower.packing import Packed, Packing
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Linear, Weight, located
+from memfit.model.model import located
+from memfit.model.modules import Linear, Weight
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 

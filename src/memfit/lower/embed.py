@@ -9,7 +9,8 @@ from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.tensors import Dim, Tensor
-from memfit.model.modules import Attention, Embedding, Linear, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Linear, Norm
 
 # Code that calls what dropout leaves of the embedding by the embedding's own name, and so lets go
 # of the latter.

@@ -11,7 +11,8 @@ from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Captured, Linear, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Captured, Linear, Norm
 from memfit.tape import Alloc, Part
 
 # The torch from which `x[..., :-1, :]` makes no slice of the last dimension, all of which it takes

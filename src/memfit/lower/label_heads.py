@@ -14,7 +14,7 @@ from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Grads, Node, Tensor
 from memfit.model.label_heads import SEQUENCE, SPAN, TOKENS
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.program import Program
 
 Scores = Callable[[Tensor, Model, Bound, Context], Tensor]

@@ -12,7 +12,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 CHUNKS = 8  # torchtune 0.6 modules/loss/cross_entropy_loss.py num_output_chunks
 

@@ -9,7 +9,8 @@ from memfit.lower import ops, views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Shape, Tensor
-from memfit.model.modules import Attention, Latent, Model, Module
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Module
 
 OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one is causal
 OWN_MASK = {"qwen"}  # made by the family's own code

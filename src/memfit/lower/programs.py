@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
-    from memfit.model.modules import Block, Layer, Model, MoE, Weight
+    from memfit.model.model import Model
+    from memfit.model.modules import Block, Layer, MoE, Weight
     from memfit.program import Program
 
 Run: TypeAlias = (

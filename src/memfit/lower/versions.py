@@ -15,7 +15,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 from memfit.program import Program
 from memfit.techniques.remote_code import FAMILIES as BROUGHT
 

@@ -13,7 +13,7 @@ from memfit.model.equivalents import converted
 from memfit.model.families import Family, build, find
 from memfit.model.families._headless import NONE, headless, source_of
 from memfit.model.label_heads import LABELLED, with_labels
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 CAUSAL = "causal-lm"
 BASE = "masked-lm"  # what checkpoints are pre-trained with, and published as

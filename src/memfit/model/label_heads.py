@@ -10,7 +10,8 @@ from typing import TypeVar
 from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.model.config import Fields
-from memfit.model.modules import LabelHead, Linear, Model, Module, Weight
+from memfit.model.model import LabelHead, Model
+from memfit.model.modules import Linear, Module, Weight
 
 T = TypeVar("T")
 SEQUENCE, TOKENS, SPAN = "classification", "token-classification", "question-answering"

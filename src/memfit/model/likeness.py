@@ -10,7 +10,7 @@ from typing import Any
 from memfit.errors import InputError, Problem
 from memfit.model import catalog, equivalents
 from memfit.model.families import Family, build, families
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.registry import nearest
 
 MARK = "formulas of "

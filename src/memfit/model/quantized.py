@@ -17,7 +17,8 @@ from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.model.config import Fields
-from memfit.model.modules import Layer, Linear, Model, Module, MoE
+from memfit.model.model import Model
+from memfit.model.modules import Layer, Linear, Module, MoE
 
 READ_BY_FAMILY = ("mxfp4",)  # gpt-oss: its family gives the experts their format
 BY_FILE = ("gguf",)  # exact sizes come from the file

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from memfit.errors import Problem
-from memfit.model.modules import Model, Stored
+from memfit.model.model import Model, Stored
 
 _LAYER = re.compile(r"(?:^|\.)(?:blk|layers|h|blocks|block)\.(\d+)\.")
 SHOWN = 5

@@ -23,7 +23,7 @@ from memfit.hardware.outside import context
 from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.relayouts import relayouts

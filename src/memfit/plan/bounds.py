@@ -21,7 +21,8 @@ from memfit.hardware.rates import along
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.lower.schedules import in_flight
-from memfit.model.modules import Attention, Latent, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Layer
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
 from memfit.plan.memory_lower_bounds import WIDTH, Holds, Walked, passes

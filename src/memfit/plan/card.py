@@ -23,7 +23,7 @@ from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.lower.walk_cache import remembering
 from memfit.model.heads import heads_of, with_head
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.quantized import stored_as
 from memfit.plan.advice import Setting, hardware
 from memfit.plan.engine_weights import EIGHT, OWN

@@ -10,7 +10,7 @@ from memfit.constants import setting
 from memfit.estimate import shortfall, surplus
 from memfit.hardware import Cluster
 from memfit.job import Job
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.advice import Setting, bound_shortfall
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.reverse import Points, last

@@ -21,7 +21,7 @@ from memfit.estimate import Estimate, estimate, uncollected
 from memfit.hardware import Cluster, usable
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.goals import GOALS, Pace, pace
 from memfit.plan.ledger import Counted, Kind
 from memfit.plan.search import Progress

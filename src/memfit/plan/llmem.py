@@ -14,7 +14,7 @@ from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate
 from memfit.hardware import Cluster, usable
 from memfit.job import Job
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.ledger import Found
 from memfit.plan.search import Search
 from memfit.plan.space import turned

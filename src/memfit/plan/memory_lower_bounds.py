@@ -12,7 +12,8 @@ from memfit.constants import setting
 from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.lower.load import idle_linears
-from memfit.model.modules import MLP, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, MoE
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
 from memfit.plan.weights import packed

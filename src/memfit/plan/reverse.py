@@ -18,7 +18,7 @@ from memfit.estimate import Answer, Estimate, estimate, surplus
 from memfit.hardware import GPU, Cluster, all_gpus, nvidia_cards, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Producer
 

@@ -8,7 +8,7 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.hardware import Cluster
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.engine_goals import EngineQuestion, Load
 from memfit.plan.engine_search import FP8_SINCE, Candidate, asked_of, judged, longest, speed_of
 from memfit.plan.engine_weights import EIGHT, OWN

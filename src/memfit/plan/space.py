@@ -20,7 +20,7 @@ from memfit.formats import FORMATS
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.plan.goals import Asked
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy

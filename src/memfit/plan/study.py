@@ -17,7 +17,7 @@ from memfit.hardware import usable as offered
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.lower.walk_cache import remembering
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.presentation import Presented
 from memfit.strategy import Strategy
 from memfit.uses import strategy_from

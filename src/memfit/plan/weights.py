@@ -14,7 +14,7 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.quantized import method
 from memfit.registry import Registry
 

@@ -8,7 +8,8 @@ from math import prod
 
 from memfit.estimate import Estimate
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import MLP, Attention, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, MoE
 from memfit.report.figures import gib, with_unit
 from memfit.report.timing import timing
 from memfit.simulate.memory import Group

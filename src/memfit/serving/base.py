@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from memfit.errors import Problem
 from memfit.hardware import GPU
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.source import Source
 from memfit.serving.result import ServingAnswer
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.model.modules import Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import Layer, Linear, MoE
 from memfit.serving.parts import Compressed, decoder, gated, layer
 
 FLOAT = 4

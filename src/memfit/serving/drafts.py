@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memfit.model.modules import Attention, Latent, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Layer
 from memfit.serving.compressed import decoder_layer
 from memfit.serving.parts import Compressed
 from memfit.serving.weights import Rank, kept_names, layer_sizes

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memfit.model.modules import MLP, Attention, Block, Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Layer, Linear, MoE
 from memfit.serving.parts import Recurrent, decoder, gated, heads_of, layer, norm
 
 Config = Mapping[str, Any]

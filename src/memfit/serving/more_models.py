@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from memfit.model.modules import MLP, Attention, Block, Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Layer, Linear, MoE
 from memfit.serving.parts import Picking, Uneven, decoder, gated, heads_of, layer, norm
 
 Config = Mapping[str, Any]

@@ -14,6 +14,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.model.families import build
+from memfit.model.model import Model
 from memfit.model.modules import (
     MLP,
     Attention,
@@ -21,7 +22,6 @@ from memfit.model.modules import (
     Embedding,
     Layer,
     Linear,
-    Model,
     Module,
     MoE,
     Weight,

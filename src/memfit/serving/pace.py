@@ -16,7 +16,8 @@ from memfit.hardware import Cluster, rates
 from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import KERNELS, Rates
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import MLP, Attention, Block, Latent, Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Latent, Layer, Linear, MoE
 from memfit.serving.parts import Indexer, Picking, Recurrent, pair
 from memfit.serving.weights import (
     Rank,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memfit.lazy_dataclass import dataclass
+from memfit.model.model import Model
 from memfit.model.modules import (
     MLP,
     Attention,
@@ -14,7 +15,6 @@ from memfit.model.modules import (
     Embedding,
     Layer,
     Linear,
-    Model,
     Module,
     MoE,
     Norm,

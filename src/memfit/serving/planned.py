@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.serving.base import Question, ServingEngine
 from memfit.serving.weights import Rank
 

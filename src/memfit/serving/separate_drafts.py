@@ -16,7 +16,8 @@ from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Attention, Latent, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Layer
 from memfit.serving.base import Subject
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
 from memfit.serving.weights import (

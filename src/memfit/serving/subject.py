@@ -8,7 +8,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.model.families import build
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.quantized import settings_in, unquantized
 from memfit.model.source import Source
 from memfit.serving.base import Subject

@@ -16,7 +16,8 @@ from functools import lru_cache
 
 from memfit.formats import FORMATS
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Latent, Layer, Module, MoE, Norm
 from memfit.serving.parts import Compressed, Indexer, Picking, Recurrent, pair
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
 from memfit.simulate.allocator import Allocator

@@ -8,7 +8,8 @@ from typing import Annotated, NamedTuple
 
 from memfit.constants import counted
 from memfit.job import Job
-from memfit.model.modules import MLP, Block, Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Block, Layer, Linear, MoE
 from memfit.program import Program
 from memfit.techniques.base import Technique
 

@@ -12,7 +12,7 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.model.families import _rows, build, families, forget
 from memfit.model.families._composite_rows import TEXT
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.trace import classes
 from memfit.trace.composite_row import (
     LAYERS,

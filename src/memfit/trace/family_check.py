@@ -14,7 +14,7 @@ from memfit.model.classes import CLASSES
 from memfit.model.families import build
 from memfit.model.families._chains import CAUSAL, ChainRow
 from memfit.model.heads import with_head
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.memory import memory
 from memfit.trace import trace_config
 from memfit.trace.depth import buffers_of, shapes_of

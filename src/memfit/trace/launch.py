@@ -21,7 +21,7 @@ from typing import Any
 from memfit.errors import InputError, Problem
 from memfit.hardware import GPU
 from memfit.job import Job
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.strategy import Strategy
 from memfit.tape import Tape
 from memfit.terminal import escaped, put

@@ -10,7 +10,7 @@ from typing import Any
 from memfit.graph import Graph, Op, Value
 from memfit.graph.solve import Solver, Unsolved
 from memfit.model.families._captured import LATE, PAST
-from memfit.model.modules import BESIDE
+from memfit.model.model import BESIDE
 from memfit.trace.capture import Call, Ref, Run
 from memfit.trace.paths import beside, layer_of
 

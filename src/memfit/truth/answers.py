@@ -13,7 +13,7 @@ from memfit.estimate import Estimate, estimate, of_rank
 from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.run import Course, cut, replay_run
 from memfit.simulate.settings import Settings
 from memfit.strategy import Strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 
 @lru_cache(maxsize=32)

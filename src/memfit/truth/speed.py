@@ -14,7 +14,7 @@ from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.lower import lower
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.simulate.time import GRADIENTS
 from memfit.strategy import Strategy
 from memfit.tape import Alloc, Compute, Event, Tape

@@ -14,7 +14,7 @@ from memfit.errors import InputError, MissingExtra, Problem
 from memfit.words.options import Ask
 
 if TYPE_CHECKING:  # each function imports what it needs, and no more
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
     from memfit.model.source import Source
     from memfit.tape import Producer
 
@@ -29,7 +29,7 @@ def model_of(
     """The model that is named. Where no family knows it and a trace may answer, only its config;
     why then joins `reasons`."""
     from memfit.model.families import build
-    from memfit.model.modules import Model
+    from memfit.model.model import Model
 
     if isinstance(subject, Model):
         if ask.prune:
@@ -153,7 +153,8 @@ def compared(source: Source, model: Model) -> tuple[Problem, ...]:
 def unbuilt(config: Mapping[str, Any], name: str, origin: str) -> Model:
     """A model that no family knows: only its config, for the trace."""
     from memfit.model.config import LARGEST_LAYERS, Fields
-    from memfit.model.modules import Linear, Model
+    from memfit.model.model import Model
+    from memfit.model.modules import Linear
 
     fields = Fields(config)
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
@@ -187,7 +188,8 @@ def is_program(subject: str) -> bool:
 
 def script_model(path: str) -> Model:
     """A placeholder for the model where a script builds its own."""
-    from memfit.model.modules import Linear, Model
+    from memfit.model.model import Model
+    from memfit.model.modules import Linear
 
     head = Linear(name="", inputs=1, outputs=1)
     return Model(

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from memfit.errors import Problem
 from memfit.job import Job
-from memfit.model.modules import MLP, Model
+from memfit.model.model import Model
+from memfit.model.modules import MLP
 from memfit.program import Program, Quant
 from memfit.techniques.base import Overlay, Technique, names, numbered
 

@@ -16,7 +16,7 @@ from memfit.lower.context import Context
 from memfit.lower.linears import cast_weight
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 NEWEST = (0, 8)
 WIDENS_UNTIL = (0, 5)  # until then a chunk's logits are made fp32 and cast back

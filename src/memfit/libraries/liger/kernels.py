@@ -20,7 +20,8 @@ from memfit.lower.linears import linear
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import MLP, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Norm
 from memfit.program import Program
 
 

@@ -23,7 +23,8 @@ from memfit.lower.norms import norm
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import MLP, Attention, Embedding, Layer, Model, Norm, Weight
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Embedding, Layer, Norm, Weight
 from memfit.program import Program
 
 COSINES, SINES = "rope.cos", "rope.sin"

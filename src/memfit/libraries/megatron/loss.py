@@ -10,7 +10,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 
 def logits(hidden: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:

@@ -25,7 +25,8 @@ from memfit.lower.context import Context
 from memfit.lower.programs import Order, Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Storage, Tensor
-from memfit.model.modules import MLP, Attention, Block, Embedding, Latent, Layer, Model, MoE, Weight
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Embedding, Latent, Layer, MoE, Weight
 from memfit.program import Program
 
 TABLE = "rotary_pos_emb"

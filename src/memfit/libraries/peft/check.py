@@ -9,7 +9,8 @@ from dataclasses import replace
 from memfit.errors import Level, Problem
 from memfit.job import Job
 from memfit.lower.load import idle_linears
-from memfit.model.modules import Embedding, Model
+from memfit.model.model import Model
+from memfit.model.modules import Embedding
 from memfit.program import Adapter, Program
 from memfit.registry import nearest
 from memfit.techniques.base import TRACE, Overlay, Technique, names

@@ -20,7 +20,8 @@ from memfit.lower.norms import norm
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import Attention, Block, Embedding, Model, Norm, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Block, Embedding, Norm, Weight
 from memfit.program import Program
 
 CACHE = "rope.cache"

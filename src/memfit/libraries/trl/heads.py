@@ -22,7 +22,7 @@ from memfit.lower.moe.ops import rows_of
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.program import Program
 
 ROWS = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE

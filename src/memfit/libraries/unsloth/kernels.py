@@ -16,7 +16,8 @@ from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.lower.versions import NARROW
-from memfit.model.modules import Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Norm
 from memfit.program import Program
 
 WIDE_MODEL = (

@@ -11,7 +11,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 
 def bloom(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:

@@ -21,7 +21,8 @@ from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 Three = tuple[Tensor, Tensor, Tensor]
 

@@ -16,7 +16,7 @@ from memfit.lower.context import Context
 from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Tensor
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 Pair = tuple[Tensor, Tensor]
 Turned = Callable[..., Tensor]

@@ -7,7 +7,8 @@ from memfit.formats import COMPLEX64, FP32
 from memfit.lower import ops
 from memfit.lower.context import Context
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Attention, Latent, Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Weight
 
 WIDE = {"olmo", "olmo2", "ernie4_5"}  # kept in fp32 (modeling_olmo.py OlmoRotaryEmbedding)
 HALF = {"gpt_oss"}  # one angle for each pair, not two (modeling_gpt_oss.py GptOssRotaryEmbedding)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from memfit.lower.tensors import Tensor
 from memfit.model.families._captured import LATE
-from memfit.model.modules import Captured, Layer, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Captured, Layer, Linear
 from memfit.techniques.captured_graphs import setting_of
 
 if TYPE_CHECKING:

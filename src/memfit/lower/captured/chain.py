@@ -14,7 +14,8 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
 from memfit.model.families._captured import LATE
 from memfit.model.families._chains import CACHED, ENCODED, HANDED, HELD
-from memfit.model.modules import Captured, Layer, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Captured, Layer, Linear
 from memfit.program import Program
 
 if TYPE_CHECKING:

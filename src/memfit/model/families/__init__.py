@@ -16,7 +16,7 @@ from memfit.model.classes import named_head
 from memfit.model.config import Fields
 from memfit.model.equivalents import converted
 from memfit.model.label_heads import LabelRow, with_labels
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.registry import nearest
 
 Build = Callable[[Fields], Model]

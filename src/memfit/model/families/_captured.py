@@ -16,17 +16,8 @@ from memfit.model.families import Alone, family
 from memfit.model.families._graph_files import read_graphs, stored_settings
 from memfit.model.families._towers import Tower
 from memfit.model.label_heads import LabelRow
-from memfit.model.modules import (
-    Captured,
-    Embedding,
-    Layer,
-    Linear,
-    Loose,
-    Model,
-    Module,
-    Role,
-    Weight,
-)
+from memfit.model.model import Model
+from memfit.model.modules import Captured, Embedding, Layer, Linear, Loose, Module, Role, Weight
 
 if TYPE_CHECKING:
     from memfit.model.families._chains import ChainRow

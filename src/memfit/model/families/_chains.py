@@ -27,7 +27,8 @@ from memfit.model.families._captured import (
 from memfit.model.families._headless import HIDDEN, POOLED, without_head
 from memfit.model.families._towers import Tower
 from memfit.model.label_heads import labels_of
-from memfit.model.modules import BESIDE, Captured, Layer, Linear, Loose, Model, Module
+from memfit.model.model import BESIDE, Model
+from memfit.model.modules import Captured, Layer, Linear, Loose, Module
 
 CACHED = "cached_"  # begins the names of keys and values in a layer's graph
 HELD = "held_"  # begins the names of what a layer makes and the encoder has until it returns

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from memfit.model.config import Fields
 from memfit.model.families import build, find
 from memfit.model.families._captured import graphs_of
-from memfit.model.modules import Captured, Embedding, Loose, Model, Module, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Captured, Embedding, Loose, Module, Weight
 
 TIE = "tie_word_embeddings"
 SAID = (None, False, True)

@@ -13,7 +13,8 @@ from memfit.model.config import LARGEST_LAYERS, Fields
 from memfit.model.families import family
 from memfit.model.families._captured import TRACE
 from memfit.model.families._composite import composite, text_of
-from memfit.model.modules import Attention, Block, Layer, Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Block, Layer, Weight
 
 TEXT = "text:"  # begins the names of sizes of the language model
 PER = "//"  # how often one size goes into another one

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memfit.model.modules import Captured, Linear, Model, Module
+from memfit.model.model import Model
+from memfit.model.modules import Captured, Linear, Module
 
 if TYPE_CHECKING:
     from memfit.graph import Graph, Value

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.model.config import LARGEST_HEADS, Fields, shown
+from memfit.model.model import Model
 from memfit.model.modules import (
     MLP,
     Attention,
@@ -13,7 +14,6 @@ from memfit.model.modules import (
     Embedding,
     Layer,
     Linear,
-    Model,
     Module,
     Norm,
     Weight,

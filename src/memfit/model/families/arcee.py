@@ -7,7 +7,7 @@ from memfit.model.families import family
 from memfit.model.families._parts import plain_mlp
 from memfit.model.families.llama import SMALL, attention, decoder, pre_norm
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 EXAMPLE = {**SMALL, "model_type": "arcee"}
 

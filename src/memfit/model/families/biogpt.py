@@ -9,7 +9,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import apart, dropout, equal_heads, layer, layer_norm, plain_mlp
 from memfit.model.label_heads import CLASSIFIES, TAGS_NARROW
-from memfit.model.modules import Attention, Embedding, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Linear
 
 SMALL = {
     "model_type": "biogpt",

@@ -17,7 +17,8 @@ from memfit.model.families._parts import (
     without,
 )
 from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW_UNDROPPED
-from memfit.model.modules import Attention, Embedding, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Linear
 
 SMALL = {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 512}
 

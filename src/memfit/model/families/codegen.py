@@ -5,7 +5,8 @@ from __future__ import annotations
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import EAGER, dropout, equal_heads, side_by_side, sines
-from memfit.model.modules import Attention, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Linear
 
 SMALL = {
     "model_type": "codegen",

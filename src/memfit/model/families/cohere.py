@@ -9,7 +9,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import layer
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp
-from memfit.model.modules import Attention, Layer, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Layer, Norm
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
     "model_type": "cohere"

@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families.cohere import EXAMPLE as COHERE
 from memfit.model.families.cohere import side_by_side
 from memfit.model.families.llama import attention, decoder, layer_types, masks, stack
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {**COHERE, "model_type": "cohere2", "num_hidden_layers": 5}
 

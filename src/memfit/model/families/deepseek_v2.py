@@ -7,7 +7,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout
 from memfit.model.families.llama import SMALL, both_kinds, decoder, dense_mlp, gated_mlp, stack
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import MLP, Block, Latent, Layer, Linear, Model, MoE, Norm
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Block, Latent, Layer, Linear, MoE, Norm
 
 EXAMPLE = {
     **SMALL,

@@ -9,7 +9,8 @@ from memfit.model.families.deepseek_v2 import EXAMPLE as V2
 from memfit.model.families.deepseek_v2 import latent_attention, latent_layer, routed_experts
 from memfit.model.families.llama import both_kinds, decoder, dense_mlp, stack
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {**V2, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2}
 

@@ -10,7 +10,8 @@ from memfit.model.families.deepseek_v2 import routed_experts
 from memfit.model.families.glm4_moe import EXAMPLE as GLM
 from memfit.model.families.llama import both_kinds, decoder, dense_mlp, layer_types, pre_norm, stack
 from memfit.model.families.qwen3 import qwen3_attention
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {**GLM, "model_type": "dots1", "n_shared_experts": 2}
 

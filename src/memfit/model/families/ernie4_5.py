@@ -8,7 +8,8 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
     "model_type": "ernie4_5"

@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families.ernie4_5 import EXAMPLE as DENSE
 from memfit.model.families.ernie4_5 import ernie_attention
 from memfit.model.families.llama import both_kinds, decoder, dense_mlp, gated_mlp, pre_norm, stack
-from memfit.model.modules import Layer, Model, MoE, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Layer, MoE, Weight
 
 EXAMPLE = {
     **DENSE,

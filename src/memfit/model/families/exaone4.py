@@ -19,7 +19,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 EXAMPLE = {**SMALL, "model_type": "exaone4", "num_hidden_layers": 5}
 FULL = {"sliding_window": None, "layer_types": ["full_attention"] * 5}

@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp
 from memfit.model.families.llama import rotary_buffers
 from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW_UNDROPPED
-from memfit.model.modules import Attention, Embedding, Layer, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Layer, Linear
 
 SMALL = {
     "model_type": "falcon",

@@ -8,7 +8,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, gated_mlp, pre_norm
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import MLP, Attention, Block, Layer, Model, Norm, Weight
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Layer, Norm, Weight
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
     "model_type": "gemma"

@@ -11,7 +11,8 @@ from memfit.model.families.gemma import EXAMPLE as GEMMA
 from memfit.model.families.gemma import gemma_mlp, sandwich, scaled
 from memfit.model.families.llama import attention, decoder, layer_types, masks, stack
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import MLP, Attention, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Layer
 
 EXAMPLE = {**GEMMA, "model_type": "gemma2"}
 

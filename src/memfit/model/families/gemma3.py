@@ -14,7 +14,8 @@ from memfit.model.families._siglip import vision_tower
 from memfit.model.families.gemma3_text import EXAMPLE as TEXT
 from memfit.model.families.gemma3_text import text_model
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 VISION = {
     "model_type": "siglip_vision_model",

@@ -19,7 +19,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {**GEMMA, "model_type": "gemma3_text"}
 

@@ -9,7 +9,7 @@ from memfit.model.families import family
 from memfit.model.families._captured import Row, graphs_of, model_of, stored
 from memfit.model.families._composite import rooted
 from memfit.model.families.gemma4 import ROWS, choose
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 ROOT = "model.language_model."
 

@@ -9,7 +9,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._captured import TRACE
 from memfit.model.families.gemma4_text import TEXT, text_model
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 ROWS = (TEXT[0], TEXT[4])  # as many keys as a config says, and one
 WINDOW = 1024  # the class's default (transformers 5.23 configuration_gemma4_unified.py)

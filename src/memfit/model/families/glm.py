@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import rotated
 from memfit.model.families.llama import SMALL, attention, decoder, fused_mlp, pre_norm
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import MLP, Attention, Block, Layer, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Layer, Norm
 
 EXAMPLE = {**SMALL, "model_type": "glm", "head_dim": 16, "pad_token_id": 0}
 EXAMPLE_4 = {**SMALL, "model_type": "glm4", "head_dim": 16, "pad_token_id": 0}

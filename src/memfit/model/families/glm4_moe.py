@@ -19,7 +19,8 @@ from memfit.model.families.llama import (
     pre_norm,
     stack,
 )
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {
     **SMALL,

@@ -8,7 +8,8 @@ from memfit.model.families._parts import rotated
 from memfit.model.families.deepseek_v2 import EXAMPLE as V2
 from memfit.model.families.deepseek_v2 import latent_attention, latent_layer, routed_experts
 from memfit.model.families.llama import both_kinds, decoder, dense_mlp, stack
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {key: value for key, value in V2.items() if key != "first_k_dense_replace"} | {
     "model_type": "glm4_moe_lite"

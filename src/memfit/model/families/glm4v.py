@@ -23,7 +23,8 @@ from memfit.model.families._captured import (
     variants,
 )
 from memfit.model.families._towers import glm_ocr_tower, glm_tower
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 SIZES = {
     "vocab_size": (544, 608, 736),

@@ -17,7 +17,8 @@ from memfit.model.families._parts import (
     without,
 )
 from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW
-from memfit.model.modules import Attention, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Linear
 
 SMALL = {
     "model_type": "gpt2",

@@ -17,7 +17,8 @@ from memfit.model.families._parts import (
     without,
 )
 from memfit.model.label_heads import CLASSIFIES, TAGS_NARROW
-from memfit.model.modules import Attention, Linear, Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Linear, Weight
 
 SMALL = {
     "model_type": "gpt_bigcode",

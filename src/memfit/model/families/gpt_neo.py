@@ -18,7 +18,8 @@ from memfit.model.families._parts import (
     plain_mlp,
 )
 from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW
-from memfit.model.modules import Attention, Layer, Linear, Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Layer, Linear, Weight
 
 SMALL = {
     "model_type": "gpt_neo",

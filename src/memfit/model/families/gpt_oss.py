@@ -17,7 +17,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import Layer, MoE
 
 EXAMPLE = {
     **SMALL,

@@ -14,7 +14,8 @@ from memfit.model.families._parts import (
     sines,
 )
 from memfit.model.label_heads import ANSWERS_LABELLED, CLASSIFIES
-from memfit.model.modules import Attention, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Linear
 
 SMALL = {
     "model_type": "gptj",

@@ -9,7 +9,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.granite import multiplied
 from memfit.model.families.llama import SMALL, attention, decoder
-from memfit.model.modules import Block, Layer, Model, MoE, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Block, Layer, MoE, Norm
 
 EXAMPLE = {
     **SMALL,

@@ -8,7 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 EXAMPLE = {**SMALL, "model_type": "helium", "head_dim": 16}
 

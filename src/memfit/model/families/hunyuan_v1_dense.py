@@ -8,7 +8,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Norm
 
 EXAMPLE = {**SMALL, "model_type": "hunyuan_v1_dense", "head_dim": 16}
 

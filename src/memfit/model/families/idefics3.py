@@ -9,7 +9,8 @@ from memfit.model.families import family
 from memfit.model.families._composite import composite, kind_of
 from memfit.model.families._towers import clip_layers, linear, of_kind
 from memfit.model.families.llama import SMALL
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 # Class defaults (transformers 5.23 configuration_idefics3.py, configuration_smolvlm.py)
 VISION = {

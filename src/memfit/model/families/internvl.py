@@ -10,7 +10,8 @@ from memfit.model.families._composite import composite, kind_of
 from memfit.model.families._towers import layer_norm, linear, of_kind, rms_norm
 from memfit.model.families.qwen2 import EXAMPLE as QWEN2
 from memfit.model.families.qwen3 import EXAMPLE as QWEN3
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 # Class defaults (transformers 5.23 configuration_internvl.py InternVLVisionConfig)
 VISION = {

@@ -10,7 +10,8 @@ from memfit.model.families._composite import composite, kind_of
 from memfit.model.families._siglip import norm
 from memfit.model.families._towers import frequencies, linear
 from memfit.model.families.deepseek_v3 import EXAMPLE
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 ROOT = "model.vision_tower"
 # Class defaults (transformers 5.23 configuration_kimi_k25.py), also of published configs, whose

@@ -11,18 +11,8 @@ from memfit.model.config import LARGEST_HEADS, Fields, shown
 from memfit.model.families import family
 from memfit.model.families._parts import dropout
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import (
-    MLP,
-    Attention,
-    Block,
-    Embedding,
-    Layer,
-    Linear,
-    Model,
-    MoE,
-    Norm,
-    Weight,
-)
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, MoE, Norm, Weight
 
 K = TypeVar("K")
 SMALL = {

@@ -9,7 +9,8 @@ from memfit.model.families import family
 from memfit.model.families._composite import composite
 from memfit.model.families._towers import clip_tower, linear, of_kind
 from memfit.model.families.llama import SMALL
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 TOWER = {
     "model_type": "clip_vision_model",

@@ -15,7 +15,8 @@ from memfit.model.families.llama import SMALL
 from memfit.model.families.llava import TOWER
 from memfit.model.families.mistral import MISTRAL
 from memfit.model.families.qwen2 import EXAMPLE as QWEN2
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 SIGLIP = {**TOWER, "model_type": "siglip_vision_model", "vision_use_head": False}
 KINDS = ("llama", "mistral", "qwen2", "granite")

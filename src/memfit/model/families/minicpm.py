@@ -9,7 +9,8 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
-from memfit.model.modules import Embedding, Model
+from memfit.model.model import Model
+from memfit.model.modules import Embedding
 
 
 @family(

@@ -9,7 +9,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import rotated
 from memfit.model.families.llama import SMALL, attention, decoder, normed, pre_norm
-from memfit.model.modules import Model, MoE, Weight
+from memfit.model.model import Model
+from memfit.model.modules import MoE, Weight
 
 EXAMPLE = {
     **SMALL,

@@ -17,7 +17,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import ANSWERS, ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 MISTRAL = {**SMALL, "model_type": "mistral"}
 MINISTRAL = {**SMALL, "model_type": "ministral", "head_dim": 16}

@@ -11,7 +11,8 @@ from memfit.model.families._composite import composite, kind_of
 from memfit.model.families._towers import linear, pixtral_tower, rms_norm
 from memfit.model.families.mistral import MINISTRAL3, MISTRAL
 from memfit.model.families.qwen3 import EXAMPLE as QWEN3
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 TEXTS = ("mistral", "ministral3")
 TOWER = {

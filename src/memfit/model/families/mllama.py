@@ -10,7 +10,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._composite import NAMES, composite, rooted
 from memfit.model.families._towers import layer_norm, linear, of_kind, rms_norm
-from memfit.model.modules import Attention, Embedding, Layer, Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Layer, Weight
 
 EXTRA = 8  # rows of the embedding beyond the head's (transformers 5.23 modeling_mllama.py)
 # Class defaults (transformers 5.23 configuration_mllama.py)

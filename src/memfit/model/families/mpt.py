@@ -16,7 +16,8 @@ from memfit.model.families._parts import (
     without,
 )
 from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS_NARROW
-from memfit.model.modules import Attention, Embedding, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Linear
 
 SMALL = {
     "model_type": "mpt",

@@ -9,7 +9,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import SMALL, attention, decoder
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Norm
 
 EXAMPLE = {**SMALL, "model_type": "nemotron"}
 

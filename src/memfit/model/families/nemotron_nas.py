@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from memfit.model.config import LARGEST_HEADS, Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, gated_mlp, stack
-from memfit.model.modules import Block, Layer, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Block, Layer, Norm
 
 MULTIPLE = 256  # of a feed-forward's width (modeling_decilm.py _find_multiple)
 

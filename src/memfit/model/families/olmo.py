@@ -9,7 +9,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import layer, layer_norm
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Attention, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Norm
 
 EXAMPLE = {**SMALL, "model_type": "olmo"}
 

@@ -7,7 +7,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, normed, post_norm
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 EXAMPLE = {**SMALL, "model_type": "olmo2"}
 

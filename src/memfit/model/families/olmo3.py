@@ -18,7 +18,7 @@ from memfit.model.families.llama import (
 )
 from memfit.model.families.olmo2 import olmo2_attention
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 EXAMPLE = {**SMALL, "model_type": "olmo3", "num_hidden_layers": 5}
 

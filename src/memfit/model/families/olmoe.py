@@ -7,7 +7,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, normed, pre_norm
 from memfit.model.families.olmo import clipped
-from memfit.model.modules import Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MoE
 
 EXAMPLE = {**SMALL, "model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 3}
 

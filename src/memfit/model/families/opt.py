@@ -9,7 +9,8 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import apart, dropout, equal_heads, layer, layer_norm, plain_mlp
 from memfit.model.label_heads import ANSWERS, CLASSIFIES
-from memfit.model.modules import Attention, Embedding, Layer, Linear, Model, Module
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Layer, Linear, Module
 
 SMALL = {
     "model_type": "opt",

@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import rotary_buffers
 from memfit.model.label_heads import CLASSIFIES, TAGS_UNDROPPED
-from memfit.model.modules import Attention, Embedding, Linear, Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Linear, Norm
 
 SMALL = {
     "model_type": "persimmon",

@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, layer_norm, plain_mlp, rotated
 from memfit.model.families.llama import SMALL, attention, decoder
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Attention, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention
 
 EXAMPLE = {**SMALL, "model_type": "phi"}
 

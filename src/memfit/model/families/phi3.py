@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout, rotated
 from memfit.model.families.llama import SMALL, attention, decoder, fused_mlp, pre_norm
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Linear
 
 EXAMPLE = {**SMALL, "model_type": "phi3", "pad_token_id": 0}
 

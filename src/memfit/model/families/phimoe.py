@@ -9,7 +9,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import layer_norm
 from memfit.model.families.llama import SMALL, attention, decoder, pre_norm
 from memfit.model.label_heads import CLASSIFIES
-from memfit.model.modules import Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MoE
 
 EXAMPLE = {**SMALL, "model_type": "phimoe", "num_local_experts": 4}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from memfit.model.config import LARGEST_HEADS, Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, without
-from memfit.model.modules import MLP, Attention, Embedding, Linear, Model, Norm, Weight
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Embedding, Linear, Norm, Weight
 
 SMALL = {
     "model_type": "qwen",

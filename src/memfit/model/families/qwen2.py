@@ -18,7 +18,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {**SMALL, "model_type": "qwen2"}
 SLIDING = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}

@@ -19,7 +19,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import ANSWERS, CLASSIFIES, TAGS
-from memfit.model.modules import MLP, Layer, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Layer, Linear, MoE
 
 EXAMPLE = {
     **SMALL,

@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._composite import composite, text_fields
 from memfit.model.families._towers import qwen2_5_tower, qwen2_tower
 from memfit.model.families.qwen2 import EXAMPLE as TEXT
-from memfit.model.modules import Model, Weight
+from memfit.model.model import Model
+from memfit.model.modules import Weight
 
 VISION = {"depth": 2, "embed_dim": 32, "hidden_size": TEXT["hidden_size"], "num_heads": 2}
 VISION_5 = {

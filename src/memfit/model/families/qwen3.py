@@ -18,7 +18,8 @@ from memfit.model.families.llama import (
 )
 from memfit.model.families.qwen2 import SLIDING, windowed
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Attention, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Layer
 
 EXAMPLE = {**SMALL, "model_type": "qwen3"}
 

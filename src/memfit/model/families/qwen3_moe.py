@@ -8,7 +8,8 @@ from memfit.model.families.llama import SMALL, both_kinds, decoder, dense_mlp, p
 from memfit.model.families.qwen2_moe import SPARSE, experts, sparse
 from memfit.model.families.qwen3 import qwen3_attention
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {
     **SMALL,

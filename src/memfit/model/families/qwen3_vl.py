@@ -9,7 +9,7 @@ from memfit.model.families._composite import composite
 from memfit.model.families._towers import qwen3_tower
 from memfit.model.families.qwen3 import EXAMPLE as TEXT
 from memfit.model.families.qwen3_moe import EXAMPLE as SPARSE
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 VISION = {
     "depth": 2,

@@ -17,7 +17,8 @@ from memfit.model.families.llama import (
     stack,
 )
 from memfit.model.label_heads import ANSWERS_RENAMED, CLASSIFIES, TAGS
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
     "model_type": "smollm3",

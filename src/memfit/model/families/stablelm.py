@@ -10,7 +10,8 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, layer_norm, rotated
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Model, Norm
+from memfit.model.model import Model
+from memfit.model.modules import Norm
 
 EXAMPLE = {**SMALL, "model_type": "stablelm"}
 

@@ -10,7 +10,7 @@ from memfit.model.families import family
 from memfit.model.families._parts import dropout, layer, layer_norm, plain_mlp
 from memfit.model.families.llama import SMALL, attention, decoder
 from memfit.model.label_heads import CLASSIFIES, TAGS
-from memfit.model.modules import Model
+from memfit.model.model import Model
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
     "model_type": "starcoder2"

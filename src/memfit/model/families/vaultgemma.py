@@ -9,7 +9,8 @@ from memfit.model.families import family
 from memfit.model.families.gemma import sandwich
 from memfit.model.families.gemma2 import EXAMPLE as GEMMA2
 from memfit.model.families.gemma2 import gemma2_model
-from memfit.model.modules import MLP, Attention, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Layer
 
 EXAMPLE = {**GEMMA2, "model_type": "vaultgemma"}
 

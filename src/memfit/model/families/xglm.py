@@ -17,7 +17,8 @@ from memfit.model.families._parts import (
     plain_mlp,
     without,
 )
-from memfit.model.modules import Attention, Embedding, Linear, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Embedding, Linear
 
 SMALL = {
     "model_type": "xglm",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.libraries.trl.check import head_of
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.model.quantized import method
 from memfit.parallel.device_map.placement import (
     ON_CPU,

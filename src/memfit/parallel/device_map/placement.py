@@ -16,7 +16,8 @@ from memfit.formats import FORMATS
 from memfit.hardware.gpu import GPU
 from memfit.hardware.outside import context, usable
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model, Module
+from memfit.model.model import Model
+from memfit.model.modules import Module
 from memfit.program import Program
 from memfit.strategy import Split
 from memfit.units import parse_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.parallel.device_map.placement import Limit, places, units, weights_of
 from memfit.program import Program
 from memfit.strategy import Split

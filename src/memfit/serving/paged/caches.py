@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memfit.errors import Problem
-from memfit.model.modules import Attention, Latent, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent
 from memfit.model.quantized import method, settings_in
 from memfit.serving.parts import Indexer, Picking, Recurrent, pair
 from memfit.serving.weights import Rank, kv_heads, layers_of

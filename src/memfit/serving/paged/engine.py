@@ -10,7 +10,8 @@ from typing import Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware.outside import context
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import MLP, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, MoE
 from memfit.serving.base import Device, Option, Question, Subject, silicon_problems
 from memfit.serving.links import communicator_bytes
 from memfit.serving.paged.caches import cache_width, cached

@@ -11,7 +11,8 @@ from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Attention, Latent, Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent, Layer
 from memfit.serving.base import Question, Subject, silicon_problems
 from memfit.serving.drafts import draft_layers
 from memfit.serving.separate_drafts import (

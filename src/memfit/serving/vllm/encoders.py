@@ -10,7 +10,7 @@ from math import isqrt
 from typing import Any
 
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.serving.vllm.rules import Rules
 
 # Limits of the processors that come with the checkpoints (preprocessor_config.json `max_pixels`,

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MoE
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, ceil, padded
 from memfit.serving.vllm.rules import Rules
 from memfit.serving.weights import Rank

@@ -16,7 +16,7 @@ from typing import Any
 
 from memfit.errors import Problem
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.serving.vllm.encoders import (
     ENCODERS,
     QWEN2_PIXELS,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from memfit.constants import fitted
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.serving.base import Device
 from memfit.serving.links import communicator_bytes
 from memfit.serving.vllm.rules import COMPILING

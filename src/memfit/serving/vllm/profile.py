@@ -7,7 +7,8 @@ Source: vLLM `v1/worker/gpu_model_runner.py` profile_run and _dummy_sampler_run,
 
 from __future__ import annotations
 
-from memfit.model.modules import MLP, Attention, Latent, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Latent, MoE
 from memfit.serving.vllm.experts import activation, experts_room
 from memfit.serving.vllm.rules import Rules
 from memfit.serving.weights import Rank, kv_heads

@@ -6,7 +6,8 @@ Source: vLLM `config/vllm.py` use_v2_model_runner, 0.22.0 to 0.33.0.
 
 from __future__ import annotations
 
-from memfit.model.modules import Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MoE
 from memfit.serving.base import Question
 from memfit.serving.parts import Recurrent
 from memfit.serving.vllm.rules import Rules

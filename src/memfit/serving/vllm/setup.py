@@ -8,7 +8,8 @@ from typing import Any
 
 from memfit.errors import Problem, raise_errors
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Layer, Model
+from memfit.model.model import Model
+from memfit.model.modules import Layer
 from memfit.serving.base import Device, Question, Subject, silicon_problems
 from memfit.serving.flags import AUTO
 from memfit.serving.separate_drafts import Draft

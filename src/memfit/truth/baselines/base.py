@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.strategy import Strategy
 
 Estimator = Callable[[Model, Job, GPU | None], int | None]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from memfit.hardware import GPU, context
 from memfit.job import Job
-from memfit.model.modules import MLP, Attention, Block, Latent, Linear, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Block, Latent, Linear, MoE
 from memfit.optimizers import OPTIMIZERS
 from memfit.truth.baselines.base import Baseline, width
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from memfit.hardware import GPU
 from memfit.job import Job
-from memfit.model.modules import Attention, Latent, Model
+from memfit.model.model import Model
+from memfit.model.modules import Attention, Latent
 from memfit.truth.baselines.base import Baseline, width
 
 LOW = 2  # bytes of a value in low precision

@@ -8,7 +8,8 @@ from __future__ import annotations
 from memfit.hardware import GPU, context
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import Embedding, Model
+from memfit.model.model import Model
+from memfit.model.modules import Embedding
 from memfit.plan.llmem import METHODS, Way, chosen
 from memfit.strategy import Strategy
 from memfit.truth.baselines.base import Baseline

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from memfit.hardware import GPU
 from memfit.job import Job
-from memfit.model.modules import MLP, Model, MoE
+from memfit.model.model import Model
+from memfit.model.modules import MLP, MoE
 from memfit.strategy import ONE, Strategy
 from memfit.truth.baselines.base import Baseline
 

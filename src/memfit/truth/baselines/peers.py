@@ -12,7 +12,8 @@ from typing import Any
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
-from memfit.model.modules import MLP, Attention, Latent, Model
+from memfit.model.model import Model
+from memfit.model.modules import MLP, Attention, Latent
 from memfit.strategy import Strategy
 from memfit.truth.baselines.base import Baseline, width
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.hardware import GPU
 from memfit.job import Job
-from memfit.model.modules import Model
+from memfit.model.model import Model
 from memfit.truth.baselines.base import Baseline, width
 
 
