@@ -45,6 +45,7 @@ ROOMS = {
     "band.py": ("test_band.py",),
     "plan/advice.py": ("test_plan_parts.py", "test_advice.py"),
     "plan/card.py": ("test_plan_parts.py", "test_card_parts.py", "test_card.py"),
+    "plan/shelf.py": ("test_card_parts.py", "test_card.py"),
     "plan/furthest.py": ("test_plan_parts.py", "test_card.py"),
     "plan/engine_goals.py": ("test_engine_plan_parts.py", "test_engine_plan.py"),
     "plan/engine_search.py": ("test_engine_plan_parts.py", "test_engine_plan.py"),

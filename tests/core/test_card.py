@@ -26,12 +26,11 @@ from memfit.plan.card import (
     USES,
     Asking,
     Card,
-    Shelf,
-    Smallests,
     supported_row,
 )
 from memfit.plan.furthest import Short, halved, live_end
 from memfit.plan.reverse import largest_batch, last, longest_seq
+from memfit.plan.shelf import Shelf, Smallests
 from memfit.processes import VARIABLE
 from memfit.report.card import highlights
 from memfit.report.card import text as card_text

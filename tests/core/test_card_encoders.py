@@ -11,7 +11,8 @@ from memfit.api.question import question
 from memfit.cli import main
 from memfit.estimate import estimate
 from memfit.model import catalog
-from memfit.plan.card import Card, Shelf
+from memfit.plan.card import Card
+from memfit.plan.shelf import Shelf
 from memfit.report.card import text
 from memfit.report.figures import gib
 

@@ -13,7 +13,7 @@ from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu, nvidia_cards, parse_cluster, usable
 from memfit.hardware.prices import price
 from memfit.job import Job
-from memfit.plan import card
+from memfit.plan import card, shelf
 from memfit.plan.card import USES, Asking, Row, Served, Use
 from memfit.strategy import ONE, TP, Strategy, even_split
 from memfit.units import GIB
@@ -88,8 +88,9 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
             (one for one in range(1, 200) if look.short(job.replace(batch=one)) <= 0), default=0
         )
 
-    monkeypatch.setattr(card, "estimate", made.estimate)
-    monkeypatch.setattr(card, "shortfall", made.shortfall)
+    for part in (card, shelf):
+        monkeypatch.setattr(part, "estimate", made.estimate)
+    monkeypatch.setattr(shelf, "shortfall", made.shortfall)
     monkeypatch.setattr(card, "Look", Line)
     monkeypatch.setattr(card, "furthest", furthest)
     monkeypatch.setattr(card, "unquantized", lambda *_: "")
@@ -207,7 +208,7 @@ def test_a_server_that_refuses_has_no_row(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_smallest_and_the_cheapest_gpu(formula: Formula) -> None:
     """Of all cards with room the one with the least, and the one that costs least."""
     asking = Asking(job_of=job_of, serve=no_server)
-    found = {row.use.key: row for row in card.smallest(shaped(), asking).rows}
+    found = {row.use.key: row for row in shelf.smallest(shaped(), asking).rows}
     assert set(found) == set(ANSWERS) | set(TUNES)  # a file's GPU is another question
     for key, base, batch in (("16-bit", 16, 4), ("lora", 12, 4), ("full", 60, 4)):
         size = (base + batch) * GIB
@@ -223,7 +224,7 @@ def test_the_smallest_and_the_cheapest_gpu(formula: Formula) -> None:
         assert (known.dollars, row.needs) == (row.dollars, size)
     formula.base["full"] = 900 * GIB
     formula.refused = ("int8",)
-    found = {row.use.key: row for row in card.smallest(shaped(), asking).rows}
+    found = {row.use.key: row for row in shelf.smallest(shaped(), asking).rows}
     assert (found["full"].gpu, found["full"].cheapest) == (None, None)
     assert (found["full"].dollars, found["full"].needs) == (None, 904 * GIB)
     assert found["8-bit"].refused == "int8 is not supported"
@@ -232,7 +233,7 @@ def test_the_smallest_and_the_cheapest_gpu(formula: Formula) -> None:
 def test_a_shelf_has_the_best_use_of_each_group(formula: Formula) -> None:
     def line(serve: Any = no_server) -> Any:
         asking = Asking(job_of=job_of, serve=serve)
-        (found,) = card.shelf([shaped()], T4, asking).lines
+        (found,) = shelf.shelf([shaped()], T4, asking).lines
         return found
 
     def key(use: Use | None) -> str:

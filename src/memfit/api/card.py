@@ -26,7 +26,8 @@ from memfit.words.read import ask_from, gather
 if TYPE_CHECKING:
     from memfit.hardware import GPU, Cluster
     from memfit.model.model import Model
-    from memfit.plan.card import Card, Progress, Row, Served, Shelf, Smallest, Smallests, Use
+    from memfit.plan.card import Card, Progress, Row, Served, Use
+    from memfit.plan.shelf import Shelf, Smallest, Smallests
 
 # Models that people ask for most, by families and sizes; all are in the catalog.
 WELL_KNOWN = (
@@ -121,6 +122,7 @@ def answer(
     asked: Question, progress: Progress | None = None, processes: int = 1
 ) -> Card | Shelf | Smallests:
     from memfit.plan import card as cards
+    from memfit.plan import shelf as shelves
 
     asking = cards.Asking(
         job_of=job_of, serve=served, processes=processes, progress=progress or cards.quiet
@@ -128,12 +130,12 @@ def answer(
     cluster, model, subject = asked.cluster, asked.models[0], asked.subject
     if cluster is None:
         if asked.unknown:
-            return cards.Smallests(model=model, rows=(), unknown=asked.unknown, subject=subject)
-        known = cards.smallest(model, asking)
+            return shelves.Smallests(model=model, rows=(), unknown=asked.unknown, subject=subject)
+        known = shelves.smallest(model, asking)
         rows = tuple(smallest_command(one, known, subject) for one in known.rows)
         return dataclasses.replace(known, rows=rows, subject=subject)
     if asked.several:
-        return cards.shelf(asked.models, cluster, asking)
+        return shelves.shelf(asked.models, cluster, asking)
     if asked.unknown:
         return cards.Card(
             model=model,

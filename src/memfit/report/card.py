@@ -9,7 +9,8 @@ from typing import Any
 
 from memfit.commands import gpu_words
 from memfit.hardware import Cluster
-from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests, Use
+from memfit.plan.card import CONTEXT, Card, Row, Use
+from memfit.plan.shelf import Line, Shelf, Smallest, Smallests
 from memfit.report.figures import count, gib
 
 LABEL, WIDTH = 11, 80
