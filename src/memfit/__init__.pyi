@@ -17,9 +17,9 @@ from memfit.measure.record import Record
 from memfit.model.catalog import Entry
 from memfit.model.model import Model
 from memfit.plan.card import Card
-from memfit.plan.shelf import Shelf, Smallests
 from memfit.plan.engine_goals import EnginePlan
 from memfit.plan.planning import Plan
+from memfit.plan.shelf import Shelf, Smallests
 from memfit.plan.study import Study
 from memfit.report import write as write
 from memfit.serving.result import ServingAnswer
