@@ -93,7 +93,7 @@ site: setup            ## the documentation as a site in build/site; broken link
 bench: setup           ## how fast memfit itself is
 	@for script in bench/startup.py bench/allocator.py bench/estimate.py bench/trace.py; do $(BIN)/python $$script || exit 1; done
 
-mutants: setup         ## do the tests notice 400 changed places? Hours; ARGS="--count 30 --seed 1" for fewer
+mutants: setup         ## do the tests notice 400 changed places? Half an hour; ARGS="--count 30 --seed 1" for fewer
 	$(BIN)/python tools/mutants.py $(if $(ARGS),$(ARGS),--count 400)
 
 size: core             ## lines per folder, and the longest functions
