@@ -17,12 +17,13 @@ from memfit.api.engine import from_command
 from memfit.cli import main
 from memfit.errors import InputError, SourceError
 from memfit.model import catalog
+from memfit.serving.llamacpp import loading
 from memfit.serving.llamacpp.convert import CONVERTERS, converted
 from memfit.serving.llamacpp.drafts import Draft
 from memfit.serving.llamacpp.engine import read_command
 from memfit.serving.llamacpp.loading import from_file, tag
 from memfit.serving.llamacpp.memory import Buffers, buffers
-from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.model import MOST, GgufModel
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine
 from memfit.serving.llamacpp.quantize import BASES, quantized
 from memfit.serving.llamacpp.recipes import RECIPES
@@ -232,6 +233,25 @@ def test_what_a_search_remembers_of_a_model_is_what_a_fresh_one_has() -> None:
         found = [buffers(one, *each) for each in asked]
         assert found == [buffers(named(name, "Q4_K_M"), *each) for each in asked]
         assert len({str(each) for each in found}) > 10
+
+
+def test_a_few_models_are_kept_by_all_that_they_are_made_of() -> None:
+    config = catalog.entry("meta-llama/Llama-3.1-8B").config()
+    for layers in (8, 12, 16, 20, 24, 28):
+        for quantization in ("Q4_K_M", "Q8_0"):
+            other = {**config, "num_hidden_layers": layers}
+            found = loading.from_config(other, "m", quantization)
+            assert found == converted(other, "m", quantization)
+            assert loading.from_config(dict(other), "m", quantization) is found
+    assert len(loading.RECENT) == loading.KEPT
+
+
+def test_a_model_remembers_no_more_than_its_last_findings() -> None:
+    model = named("meta-llama/Llama-3.2-1B", "Q8_0")
+    for number in range(3 * MOST):
+        assert model.once(number, lambda number=number: -number) == -number  # type: ignore[misc]
+    assert model.once(3 * MOST - 1, lambda: 7) == 1 - 3 * MOST
+    assert model.once(0, lambda: 7) == 7
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from memfit.errors import InputError, Problem, SourceError, raise_errors
 from memfit.model.sources.files import shown
 from memfit.model.sources.gguf import Gguf, read_file
 from memfit.serving.llamacpp.caches import attends, recurrent
-from memfit.serving.llamacpp.model import Fact, GgufModel, GgufTensor
+from memfit.serving.llamacpp.model import LOCK, Fact, GgufModel, GgufTensor
 from memfit.serving.llamacpp.quantize import ALIASES, BASES, TYPES
 from memfit.serving.llamacpp.recipes import RECIPES
 
+KEPT = 4  # models of the last questions
+RECENT: dict[tuple[str, str, str], GgufModel] = {}
 MOST_LAYERS = 1024  # LLAMA_MAX_LAYERS is 512; files with more are not served
 MOST_HEADS = 2**14
 COUNTS = (
@@ -169,9 +171,19 @@ def repository(name: str) -> str:
 
 
 def from_config(config: Mapping[str, Any], name: str, quantization: str) -> GgufModel:
+    """The model that a config and a quantization mean; those of the last questions are kept, with
+    what they have found out for themselves."""
     from memfit.serving.llamacpp.convert import converted
 
-    return converted(config, name, quantization)
+    key = name, quantization, repr(config)
+    known = RECENT.get(key)
+    if known is None:
+        known = converted(config, name, quantization)
+        with LOCK:
+            while len(RECENT) >= KEPT:
+                del RECENT[next(iter(RECENT))]
+            RECENT[key] = known
+    return known
 
 
 __all__ = ["InputError", "check", "from_config", "from_file", "from_gguf", "repository", "tag"]

@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import field
 from functools import cached_property
+from threading import Lock
 from typing import Any, TypeVar
 
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GgmlType
 
 T = TypeVar("T")
+MOST = 64  # findings that a model remembers
+MISSING: Any = object()
+LOCK = Lock()  # of what is remembered, while the oldest goes
 Number = int | float | bool | str
 Fact = Number | tuple[Number, ...]
 
@@ -59,10 +63,15 @@ class GgufModel:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """`make()`, remembered by all that it depends on beside the model: a search for settings
-        that fit asks for the same again and again."""
-        if key not in self._known:
-            self._known[key] = make()
-        found: T = self._known[key]
+        that fit asks for the same again and again, and the next question for much of it."""
+        known = self._known.get(key, MISSING)
+        if known is MISSING:
+            known = make()
+            with LOCK:
+                while len(self._known) >= MOST:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = known
+        found: T = known
         return found
 
     @cached_property
