@@ -115,10 +115,10 @@ def test_what_is_about_generated_tokens_is_refused(capsys: pytest.CaptureFixture
     words = ["plan", "google-bert/bert-base-uncased", "--gpu", "t4", "--task", "inference"]
     assert main(words) == 2
     assert "the inference of models with an encoder" in capsys.readouterr().err
-    main(["google-bert/bert-base-uncased", "--gpu", "t4"])
+    main(["openai/whisper-tiny", "--gpu", "t4"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("a card is about models that generate text")
-    assert lines[1] == "next step: memfit estimate google-bert/bert-base-uncased --gpu t4"
+    assert lines[0].endswith("a card is about models that read and generate text")
+    assert lines[1] == "next step: memfit estimate openai/whisper-tiny --gpu t4"
     found = memfit.estimate("google-bert/bert-base-uncased", gpu="t4", task="inference")
     assert found.job.new_tokens == 0
 
