@@ -272,8 +272,14 @@ def served(
         found = answered(engine, asked, problems)
     except InputError:
         return None
-    speed = None if found.speed is None else found.speed.at_longest
-    return Served(device=found.device, host=found.host, fits=found.fits, tokens_per_second=speed)
+    speed = found.speed
+    return Served(
+        device=found.device,
+        host=found.host,
+        fits=found.fits,
+        tokens_per_second=None if speed is None else speed.at_longest,
+        host_bandwidth=0.0 if speed is None else speed.host_bandwidth or 0.0,
+    )
 
 
 def spelled(found: Card, subject: str, place: str) -> Card:

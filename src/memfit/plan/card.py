@@ -125,6 +125,7 @@ class Row:
     device: int = 0
     in_cpu_memory: int = 0
     tokens_per_second: float | None = None
+    host_bandwidth: float = 0.0  # bytes per second that this speed assumes of the CPU
     longest: int = 0
     most: int = 0
     refused: str = ""
@@ -162,12 +163,14 @@ Jobs = Callable[[Model, Use, Strategy, GPU | None], Job]
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """What an engine says of a model: bytes on the fullest GPU and in CPU memory, whether it
-    starts, and tokens per second of one request behind all of its context."""
+    starts, and tokens per second of one request behind all of its context, with the bytes per
+    second that the CPU is assumed to read."""
 
     device: int
     host: int
     fits: bool
     tokens_per_second: float | None = None
+    host_bandwidth: float = 0.0
 
 
 class Serve(Protocol):
@@ -375,6 +378,7 @@ def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
             device=part.device,
             in_cpu_memory=part.host,
             tokens_per_second=part.tokens_per_second,
+            host_bandwidth=part.host_bandwidth,
         )
     next_point = serve(model, use.gguf, cluster, 2 * context)
     slope = 0 if next_point is None else max(0, next_point.device - first.device) / context

@@ -229,12 +229,10 @@ def possible(row: Row) -> str:
 
 def pace(row: Row) -> str:
     """Of a model that lies partly in CPU memory."""
-    from memfit.serving.llamacpp.speed import HOST_READS
-
     if row.tokens_per_second is None:
         return "slower"
     speed = f"{row.tokens_per_second:.2g} tokens/s"
-    return f"about {speed} if the CPU reads {HOST_READS / 1e9:.0f} GB/s"
+    return f"about {speed} if the CPU reads {row.host_bandwidth / 1e9:.0f} GB/s"
 
 
 def unsupported(why: str) -> str:
