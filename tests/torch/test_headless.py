@@ -9,6 +9,7 @@ from tests.sampling import sampled
 
 from memfit import estimate
 from memfit.errors import InputError
+from memfit.model.classes import is_bare
 from memfit.model.families import build, families
 from memfit.model.families._chains import CHAINS
 from memfit.model.families._headless import NONE, source_of
@@ -22,6 +23,8 @@ ENCODERS = {
     for name, one in families().items()
     if one.heads and source_of(build(dict(one.examples[0])))
 }
+# As with a head: in training only, in fp32 only, and MRA for lengths that its blocks divide.
+REFUSED = {("ctrl", ""), ("xlnet", ""), ("mra", ""), ("deberta", "bf16"), ("fnet", "bf16")}
 ASKED = {"task": "inference", "head": NONE, "gpu": "a100-sxm-80gb"}
 
 
@@ -43,13 +46,29 @@ def test_parameters_are_those_of_the_bare_model(name: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_its_peak_is_that_of_the_trace(name: str, precision: str) -> None:
     job = {**ASKED, "precision": precision, "batch": 3, "seq": 96}
-    try:
-        ours = estimate(ENCODERS[name], **job, by="formula")
-    except InputError as bad:
-        pytest.skip(bad.problems[0].message)
+    if (name, precision) in REFUSED or (name, "") in REFUSED:
+        with pytest.raises(InputError, match="no captured graph"):
+            estimate(ENCODERS[name], **job, by="formula")
+        return
+    ours = estimate(ENCODERS[name], **job, by="formula")
     real = estimate(ENCODERS[name], **job, by="trace")
     assert ours.memory.allocated == pytest.approx(real.memory.allocated, rel=0.005)
     assert ours.parameters.total == real.parameters.total
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("BertModel", True),
+        ("RoFormerModel", True),
+        ("LongformerModel", True),
+        ("BertForMaskedLM", False),
+        ("BertLMHeadModel", False),
+        ("XLMWithLMHeadModel", False),
+    ],
+)
+def test_names_of_classes_without_a_head(name: str, bare: bool) -> None:
+    assert is_bare({"architectures": [name]}) is bare
 
 
 def test_the_families_that_people_embed_with_are_among_them() -> None:
@@ -72,5 +91,5 @@ def test_what_needs_a_head(model: str, words: dict[str, Any], said: str) -> None
 
 def test_a_decoder_without_a_head_is_traced_over_its_prompt() -> None:
     found = estimate("openai-community/gpt2", **ASKED, seq=64, offline=True)
-    assert found.parameters.total == 124_439_808  # a tied head has none of its own
+    assert found.parameters.total == 124_439_808  # its head is tied to the embedding
     assert found.job.new_tokens == 0

@@ -42,8 +42,7 @@ def is_bare(config: Mapping[str, Any]) -> bool:
     """Whether the config names models without a head alone: checkpoints that make embeddings."""
     names = classes_of(config)
     return bool(names) and all(
-        one.endswith("Model") and "For" not in one and not one.endswith((*OTHERS, *CLASSES))
-        for one in names
+        one.endswith("Model") and not one.endswith((*OTHERS, *CLASSES, *OLD)) for one in names
     )
 
 

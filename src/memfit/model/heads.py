@@ -72,7 +72,7 @@ def with_head(model: Model, head: str, labels: int) -> Model:
         return decoder_with_head(model, head, labels)
     heads = heads_of(model.config)
     if head == NONE:
-        return without_head(model)
+        return bare(model)
     head = model.graphs.row.alike.get(head, head)
     if not heads or (head in ("auto", model.graphs.head) and not labels):
         return model
@@ -86,8 +86,8 @@ def with_head(model: Model, head: str, labels: int) -> Model:
     return replace(build(config, name=model.name, origin=model.origin), config=model.config)
 
 
-def without_head(model: Model) -> Model:
-    """The bare model; as it is where no captured class has what the bare model has."""
+def bare(model: Model) -> Model:
+    """The model without a head; as it is where no captured class has what the bare model has."""
     source = source_of(model)
     if not source or model.graphs.head == NONE:
         return model

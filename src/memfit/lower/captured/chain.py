@@ -14,6 +14,7 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
 from memfit.model.families._captured import LATE
 from memfit.model.families._chains import CACHED, ENCODED, HANDED, HELD
+from memfit.model.families._headless import LABELS
 from memfit.model.model import Model
 from memfit.model.modules import Captured, Layer, Linear
 from memfit.program import Program
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from memfit.lower.programs import Programs
 
 HISTORY = "history:"  # begins the names of results that are only kept
-LABELS = ("labels", "start_positions", "end_positions")
 
 
 def programs(own: Programs) -> Programs:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NONE = "none"
 USUAL = "classification"  # its class has a pooler where the bare model has one
 POOLER = "pooler.dense"  # of BERT's kind: one linear layer on the first token
+LABELS = ("labels", "start_positions", "end_positions")
 HIDDEN, POOLED = "x", "pooled"  # what the bare model returns
 
 
@@ -92,6 +93,4 @@ def without_head(graph: Graph, base: str) -> Graph:
     )
 
 
-LABELS = ("labels", "start_positions", "end_positions")
-
-__all__ = ["HIDDEN", "NONE", "POOLED", "POOLER", "headless", "source_of", "without_head"]
+__all__ = ["HIDDEN", "LABELS", "NONE", "POOLED", "POOLER", "headless", "source_of", "without_head"]
