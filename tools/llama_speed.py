@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ from memfit.serving.llamacpp.speed import (  # noqa: E402
     on_cpu,
     turns,
 )
-from memfit.truth.llama_speed import LlamaRow, place_row, read_llama_rows  # noqa: E402
+from memfit.truth.llama_speed import LlamaRow, Placed, place_row, read_llama_rows  # noqa: E402
 
 MOST_SHARE, LARGEST_ERROR = 0.97, 0.5
 Feature = tuple[LlamaRow, Work, GPU]
@@ -47,23 +47,27 @@ R = TypeVar("R", Reader, Prompter)
 SHARES = ("half", "packed", "cache", "cache_plain")
 
 
-def features(backend: str) -> list[Feature]:
-    """What one token of each row of a backend takes."""
-    found = []
+def placed_rows(backend: str, *, decoding: bool) -> Iterator[tuple[LlamaRow, Placed]]:
+    """The rows of a backend on one GPU."""
     for row in read_llama_rows():
-        if not row.decoding or row.gpus > 1:
+        if row.decoding is not decoding or row.gpus > 1:
             continue
         try:
             placed = place_row(row)
         except MemfitError:
             continue
-        if isinstance(placed, str) or placed.machine.backend.name != backend:
-            continue
+        if not isinstance(placed, str) and placed.machine.backend.name == backend:
+            yield row, placed
+
+
+def features(backend: str) -> list[Feature]:
+    """What one token of each row of a backend takes."""
+    found = []
+    for row, placed in placed_rows(backend, decoding=True):
         if on_cpu(placed.decoding.places, placed.machine):
             continue
         works = placed.decoding.work(row.depth + row.tokens / 2)
-        work = works[placed.machine.devices[0]]
-        found.append((row, work, placed.gpu))
+        found.append((row, works[placed.machine.devices[0]], placed.gpu))
     return found
 
 
@@ -113,15 +117,7 @@ def shown(title: str, some: Sequence[F], rates: R, error: Callable[[F, R], float
 def prompts(backend: str) -> list[Prompt]:
     """What one token of each prompt of a backend takes."""
     found = []
-    for row in read_llama_rows():
-        if row.decoding or row.gpus > 1:
-            continue
-        try:
-            placed = place_row(row)
-        except MemfitError:
-            continue
-        if isinstance(placed, str) or placed.machine.backend.name != backend:
-            continue
+    for row, placed in placed_rows(backend, decoding=False):
         decoding = placed.decoding
         work = prompt_work(decoding.model, decoding.settings, row.tokens, row.depth)
         if unknown(work, placed.gpu, decoding.settings, PROMPTERS[backend]):

@@ -414,10 +414,9 @@ def test_the_loop_of_2024_held_the_logits_that_its_model_had_made_wide(
 
 
 def test_what_is_peculiar_to_each_framework() -> None:
-    """Read in their sources: litgpt loads a tied head as a matrix of its own, has a loop for
-    generation with one cache, and bitsandbytes' layers; torchtitan stacks experts; Megatron pads
-    the vocabulary (--make-vocab-size-divisible-by 128) and always keeps fp32 copies. Nothing of it
-    holds for others."""
+    """From their sources: litgpt loads a tied head as a second matrix, generates with one cache,
+    and has bitsandbytes' layers; torchtitan stacks experts; Megatron pads the vocabulary
+    (--make-vocab-size-divisible-by 128) and always keeps fp32 copies. No other framework does."""
     flags: dict[str, set[str]] = {
         name: {framework for framework, facts in FACTS.items() if getattr(facts, name)}
         for name in ("unties", "generates", "one_cache", "packs", "stacks", "master", "padded")

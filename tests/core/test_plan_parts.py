@@ -197,7 +197,7 @@ def test_a_row_with_its_longest_sequence() -> None:
 
 
 def serving(base: int, each: float, room: int, part: bool = True) -> Any:
-    """llama.cpp by a line: so many bytes, and some for each token of context."""
+    """With an engine whose memory is a line: a constant, and bytes for each token of context."""
 
     def serve(
         model: Any, quant: str, cluster: Cluster, context: int, *, whole: bool = True

@@ -350,8 +350,8 @@ def test_trainers_that_run_under_autocast(engine: str, dtype: str, precision: st
 
 
 def test_what_a_trainer_does_where_nothing_is_said() -> None:
-    """`TrainingArguments`: max_grad_norm 1.0, optim adamw, one step each batch; a loop of one's own
-    clips nothing, and torchtune has no optimizer of its own."""
+    """`TrainingArguments`: max_grad_norm 1.0, optim adamw, one step each batch; a loop by hand
+    does not clip, and torchtune has no default optimizer."""
     found, notes = options(optimizer=None, grad_checkpointing=None)
     assert (found["optimizer"], found["checkpointing"]) == ("adamw", "none")
     assert (found["clip"], found["accumulate"]) == (1.0, 1)

@@ -292,8 +292,8 @@ def duration(
     parts = {"launch": late} if late else {}
     for often, meter in passes:
         add_parts(parts, meter.parts, often)
-    named = {"communication": "communication", "host": "host"}
-    add_parts(parts, stepping.parts, 1.0, lambda kind: named.get(kind, "optimizer"))
+    apart = ("communication", "host")
+    add_parts(parts, stepping.parts, 1.0, lambda kind: kind if kind in apart else "optimizer")
     forward = [(often, phases["forward"]) for often, phases in zip(times, micro, strict=True)]
     return Duration(
         seconds=sum(parts.values()),

@@ -37,9 +37,9 @@ def profiled(setup: Setup, kernel: str = "") -> int:
 
 
 def copied_table(setup: Setup) -> int:
-    """A start that compiles measures kernels that could be joined, each on arguments of its own in
-    full size, the embedding table among them, where that is looked up inside of the compiled model:
-    not where images are put among the tokens (config/compilation.py benchmark_combo_kernel, 0.11.2
+    """While it compiles, vLLM times kernels that could be joined, on full-size copies of their
+    arguments. The embedding table is one of them where the compiled model looks it up, which is not
+    so where images are put among the tokens (config/compilation.py benchmark_combo_kernel, 0.11.2
     to 0.33.0; torch `_inductor/codegen/triton_combo_kernel.py` get_args, 2.10 to 2.13)."""
     config = setup.subject.config
     if not setup.rules.copied_table or setup.eager or not setup.fresh:
