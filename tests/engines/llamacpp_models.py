@@ -48,6 +48,13 @@ DELTA = {
 }
 ALL_HEADS = {"num_key_value_heads": 4}
 
+
+def searched(heads: int | None, factor: float | None, linear: bool = False) -> dict[str, Any]:
+    """One entry of the `block_configs` of Nemotron's searched models."""
+    attention = {"n_heads_in_group": heads, "replace_with_linear": linear}
+    return {"attention": attention, "ffn": {"ffn_mult": factor}}
+
+
 # What differs from SMALL, by `model_type`.
 CASES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -56,9 +63,29 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 32},
     "gemma2": {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 4},
     "gemma3_text": {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 7},
+    "gemma4": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 64,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 2,
+    },
     "phi3": ALL_HEADS,
     "starcoder2": {},
     "nemotron": {},
+    "jais2": ALL_HEADS,
+    "nemotron-nas": {
+        "num_hidden_layers": 6,
+        "block_configs": [
+            searched(2, 2.625),
+            searched(None, 1.0),
+            searched(None, 1.0, linear=True),
+            searched(None, None),
+            searched(4, 5.25),
+            searched(None, 0.5),
+        ],
+    },
     "stablelm": {},
     "olmo": {},
     "olmo2": {},

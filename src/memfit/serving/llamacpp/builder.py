@@ -385,16 +385,19 @@ class Builder:
         self, x: Tensor, cache: Tensor, width: int, which: str, slides: bool, *, turned: bool
     ) -> None:
         """Keys or values into the cache; builds before `ggml_set_rows` copied them to one place."""
-        count = self.n * width if turned else self.n
         if self.settings.build < SET_ROWS:
             target = ggml.view(cache, (width, self.n), (cache.nb[1],))
             flat = ggml.view(x, (width, self.n), (x.nb[2],))
             self.expand(ggml.copied(ggml.transpose(flat) if turned else flat, target))
             return
+        flat = ggml.view(x, (width, self.n), (x.nb[2],))
+        count = self.n
         if turned:
-            flat = ggml.reshape(ggml.reshape(x, width, self.n), 1, count)
-        else:
-            flat = ggml.view(x, (width, self.n), (x.nb[2],))
+            wide = self.model.widest_values
+            count = self.n * wide
+            if width < wide:
+                flat = ggml.as_float("pad", (wide, self.n), flat)
+            flat = ggml.reshape(flat, 1, count)
         self.expand(ggml.into(flat, self.ids(which, slides, count), cache))
 
     def _scores(

@@ -72,7 +72,8 @@ def layer_cache(model: GgufModel, settings: Settings, layer: int) -> LayerCache:
     if recurrent(model, layer):
         conv, state = state_values(model)
         return LayerCache(state=4 * (conv + state) * settings.parallel)
-    if not attends(model, layer) or not model.facts.get("attention.causal", True):
+    hybrid = "ssm.conv_kernel" in model.facts or "shortconv.l_cache" in model.facts
+    if not model.facts.get("attention.causal", True) or (hybrid and not attends(model, layer)):
         return LayerCache()
     if model.cache_of(layer) != layer:
         return LayerCache()
@@ -85,7 +86,9 @@ def layer_cache(model: GgufModel, settings: Settings, layer: int) -> LayerCache:
         return -(-values // found.block) * found.bytes
 
     keys = row(model.head(layer) * heads, settings.cache_k) * tokens
-    values = row(model.value_head(layer) * heads, settings.cache_v) * tokens
+    # without flash attention all layers keep as many values as the widest [TAG_V_CACHE_VARIABLE]
+    wide = model.value_head(layer) * heads if settings.flash else model.widest_values
+    values = row(wide, settings.cache_v) * tokens
     if "attention.key_length_mla" in model.facts and settings.build >= LATENT_ONLY:
         values = 0
     return LayerCache(keys=keys, values=values, slides=slides)

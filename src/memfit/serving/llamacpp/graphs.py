@@ -56,6 +56,8 @@ def projections(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> tuple[Tens
 def attention(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
     """Softmax attention with its output projection."""
     model, p = b.model, f"blk.{layer}."
+    if not model.kv_heads(layer):
+        return b.linear(f"{p}attn_output", x)
     q, k, v = projections(b, recipe, layer, x)
     if recipe.rope and rotates(model, layer):
         q, k = b.rope(q), b.rope(k)
@@ -143,6 +145,8 @@ def _layer(
     b: Builder, recipe: Recipe, layer: int, x: Tensor, mixer: Mixer, *, last: bool
 ) -> Tensor:
     p = f"blk.{layer}."
+    if not b.model.heads(layer):
+        return _no_attention(b, recipe, layer, x, last=last)
     normed = _first_norm(b, recipe, layer, x)
     if b.weight(f"{p}attn_norm_2.weight") is not None:
         attended = mixer(b, recipe, layer, b.norm(x, f"{p}attn_norm_2", recipe.norm))
@@ -160,6 +164,16 @@ def _layer(
             return ggml.same("add", ggml.same("add", attended, fed), x)
         return ggml.same("add", ggml.same("add", fed, x), attended)
     return _second_half(b, recipe, layer, attended, x)
+
+
+def _no_attention(b: Builder, recipe: Recipe, layer: int, x: Tensor, *, last: bool) -> Tensor:
+    """A feed-forward alone, or nothing (deci.cpp)."""
+    if last:
+        (x,) = b.chosen(x)
+    if b.weight(f"blk.{layer}.ffn_norm.weight") is None:
+        return x
+    fed = feed_forward(b, recipe, layer, b.norm(x, f"blk.{layer}.ffn_norm", recipe.norm))
+    return ggml.same("add", fed, x)
 
 
 def _second_half(b: Builder, recipe: Recipe, layer: int, attended: Tensor, x: Tensor) -> Tensor:

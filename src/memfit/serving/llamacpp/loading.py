@@ -115,13 +115,20 @@ def check(model: GgufModel, where: str) -> None:
             wrong(message)
     if not problems:
         present = {tensor.layer for tensor in model.tensors}
-        missing = [one for one in range(model.number("block_count")) if one not in present]
+        layers = [one for one in range(model.number("block_count")) if not skipped(model, one)]
+        missing = [one for one in layers if one not in present]
         if missing:
             wrong(
                 f"`{model.arch}.block_count` says {model.number('block_count')} layers, and "
                 f"{len(missing)} of them have no tensors (the first: {missing[0]})"
             )
     raise_errors(problems, SourceError)
+
+
+def skipped(model: GgufModel, layer: int) -> bool:
+    """Nemotron Ultra has layers that do nothing (src/models/deci.cpp)."""
+    inner = model.number("feed_forward_length", layer=layer)
+    return model.arch == "deci" and not model.heads(layer) and not inner
 
 
 def inconsistent(model: GgufModel) -> Iterator[str]:

@@ -125,6 +125,12 @@ class GgufModel:
         return self.number("attention.value_length", self.width // max(1, heads))
 
     @cached_property
+    def widest_values(self) -> int:
+        """The most values that a layer keeps for a token (`n_embd_v_gqa_max`)."""
+        layers = range(self.number("block_count"))
+        return max((self.value_head(one) * self.kv_heads(one) for one in layers), default=0)
+
+    @cached_property
     def window(self) -> int:
         return self.number("attention.sliding_window")
 

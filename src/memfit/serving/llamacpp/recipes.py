@@ -51,6 +51,7 @@ RECIPES: Mapping[str, Recipe] = {
     "chatglm": Recipe(act="fused"),
     "starcoder2": Recipe(norm=LAYER, act="gelu"),
     "nemotron": Recipe(norm=LAYER, act="relu_sqr"),
+    "jais2": Recipe(norm=LAYER, act="relu_sqr"),
     "stablelm": Recipe(norm=LAYER),
     "command-r": Recipe(norm=LAYER, parallel=True),
     "cohere2": Recipe(norm=LAYER, parallel=True),

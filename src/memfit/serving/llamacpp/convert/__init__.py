@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.serving.llamacpp.convert import dense, older, recurrent, routed
+from memfit.serving.llamacpp.convert import dense, older, recurrent, routed, varied
 from memfit.serving.llamacpp.convert.sheet import Sheet
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor
 from memfit.serving.llamacpp.quantize import TYPES, quantized
@@ -75,8 +75,10 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "gpt_bigcode": older.starcoder,
     "gpt_neox": older.gptneox,
     "bloom": older.bloom,
+    "jais2": older.jais2,
     "mpt": older.mpt,
     "falcon": older.falcon,
+    "nemotron-nas": varied.deci,
     "mamba": recurrent.mamba,
     "falcon_mamba": recurrent.mamba,
     "mamba2": recurrent.mamba2,

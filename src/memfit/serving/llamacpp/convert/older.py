@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from memfit.serving.llamacpp.convert.parts import Sizes, ends, fused_attention, plain, sizes
+from memfit.serving.llamacpp.convert.parts import (
+    Sizes,
+    attention,
+    ends,
+    fused_attention,
+    plain,
+    sizes,
+)
 from memfit.serving.llamacpp.convert.sheet import Sheet
 
 
@@ -38,6 +45,18 @@ def gptneox(sheet: Sheet) -> str:
     sheet.put(use_parallel_residual=sheet.flag("use_parallel_residual", default=True))
     _frame(sheet, positions=False, tied=False)
     return "gptneox"
+
+
+def jais2(sheet: Sheet) -> str:
+    """Llama's projections with biases, LayerNorms, and squared ReLUs (conversion/jais.py)."""
+    size = sizes(sheet)
+    ends(sheet, size, norm_bias=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm", bias=True)
+        attention(sheet, size, bias=True)
+        plain(sheet, size.width, size.inner, bias=True)
+    return "jais2"
 
 
 def bloom(sheet: Sheet) -> str:
