@@ -4,6 +4,7 @@ their graphs with llama.cpp itself."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.engines.llamacpp_models import small
@@ -21,15 +22,18 @@ CPU = Machine(backend=BACKENDS["cpu"])
 TOKEN = 2  # bytes of a value of the cache
 
 
-def named(name: str, quantization: str = "F16") -> GgufModel:
+def config_of(name: str) -> dict[str, Any]:
     found = catalog.find(name)
     assert found is not None
-    return converted(catalog.entry(found).config(), name, quantization)
+    return dict(catalog.entry(found).config())
 
 
-def held(model: GgufModel, **settings: object) -> Buffers:
-    given = {"context": 1024, **settings}
-    return buffers(model, Settings(**given), CPU)  # type: ignore[arg-type]
+def named(name: str, quantization: str = "F16") -> GgufModel:
+    return converted(config_of(name), name, quantization)
+
+
+def held(model: GgufModel, **settings: Any) -> Buffers:
+    return buffers(model, Settings(**{"context": 1024, **settings}), CPU)
 
 
 # ------------------------------------------------------------------ searched layers
@@ -62,8 +66,7 @@ def test_a_layer_may_be_empty_only_where_the_metadata_say_so() -> None:
 
 
 def test_searched_layers_need_an_entry_each() -> None:
+    config = config_of("nvidia/Llama-3_3-Nemotron-Super-49B-v1")
+    config["block_configs"] = config["block_configs"][1:]
     with pytest.raises(SourceError, match="an entry for each of 80 layers"):
-        found = catalog.find("nvidia/Llama-3_3-Nemotron-Super-49B-v1")
-        assert found is not None
-        config = catalog.entry(found).config()
-        converted({**config, "block_configs": config["block_configs"][1:]}, "cut", "F16")
+        converted(config, "cut", "F16")
