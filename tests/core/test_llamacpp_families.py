@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engines.llamacpp_models import small
+from tests.engines.llamacpp_models import CASES, SMALL, small
 
 from memfit.errors import SourceError
 from memfit.model import catalog
@@ -70,3 +70,53 @@ def test_searched_layers_need_an_entry_each() -> None:
     config["block_configs"] = config["block_configs"][1:]
     with pytest.raises(SourceError, match="an entry for each of 80 layers"):
         converted(config, "cut", "F16")
+
+
+# ------------------------------------------------------------------ indexers
+
+
+@pytest.mark.parametrize(
+    ("name", "indexed"),
+    [("zai-org/GLM-5.2", 21), ("zai-org/GLM-5", 78), ("deepseek-ai/DeepSeek-V3.2", 61)],
+)
+def test_indexers_keep_keys_of_their_own(name: str, indexed: int) -> None:
+    """512 latent and 64 rotary values in each layer, 128 of the indexer where there is one."""
+    model = named(name)
+    assert model.layers == (61 if "DeepSeek" in name else 78)
+    assert held(model).kv[HOST] == 1024 * (model.layers * 576 + indexed * 128) * TOKEN
+
+
+def test_glm_5_has_the_published_parameters() -> None:
+    """The model card says 744 B; the layer that predicts further tokens is stored beside them. Its
+    expert matrices are loaded by nobody."""
+    model = named("zai-org/GLM-5")
+    extra = [one for one in model.tensors if one.layer == 78]
+    assert round(model.parameters / 1e9) == 754
+    assert round((model.parameters - sum(one.count for one in extra)) / 1e9) == 744
+    assert held(model).model[HOST] < model.bytes - sum(one.bytes for one in extra) + 2**20
+
+
+def test_the_zeros_of_each_indexed_layer_are_there_from_the_start() -> None:
+    """256 chosen tokens of 512 in 32 bits for each layer, and no equal layer is left out."""
+    few = small("deepseek_v32")
+    config = {**SMALL, **CASES["deepseek_v32"], "model_type": "deepseek_v32"}
+    more = converted({**config, "num_hidden_layers": few.layers + 4}, "more", "F16")
+    assert held(more).compute[HOST] - held(few).compute[HOST] == 4 * 256 * 512 * 4
+
+
+def test_an_indexer_that_is_missing_or_lies_is_named() -> None:
+    model = small("glm_moe_dsa")
+    without = [one for one in model.tensors if not one.name.startswith("blk.0.indexer")]
+    with pytest.raises(SourceError, match=r"no tensor `blk\.0\.indexer"):
+        held(replace(model, tensors=tuple(without)))
+    facts = {**model.facts, "attention.indexer.head_count": 3}
+    with pytest.raises(SourceError, match="not for the heads"):
+        check(replace(model, facts=facts), "file")
+    check(model, "file")
+
+
+def test_a_file_may_leave_out_the_layer_that_predicts_further_tokens() -> None:
+    model = small("deepseek_v32")
+    assert model.number("block_count") == 6
+    assert not model.of_layer(5)
+    check(model, "file")

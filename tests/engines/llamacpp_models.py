@@ -35,6 +35,15 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+INDEXED = {
+    **LATENT,
+    "q_lora_rank": 24,
+    "index_n_heads": 4,
+    "index_head_dim": 64,
+    "index_topk": 256,
+    "num_nextn_predict_layers": 1,
+    "num_hidden_layers": 5,
+}
 NO_HEADS = {"hidden_size": 256, "num_attention_heads": 0, "num_key_value_heads": 0}
 DELTA = {
     "head_dim": 64,
@@ -135,6 +144,12 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek": ROUTED,
     "deepseek_v3": {**LATENT, "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
     "deepseek_v2": {**LATENT, "num_hidden_layers": 27},
+    "deepseek_v32": {**INDEXED, "n_group": 4, "topk_group": 2},
+    "glm_moe_dsa": {
+        **INDEXED,
+        "indexer_types": ["full", "full", "full", "shared", "shared"],
+        "num_nextn_predict_layers": 0,  # of that layer llama.cpp maps one tensor, and so the file
+    },
     "glm4_moe": {**ROUTED, "num_nextn_predict_layers": 1},
     "dots1": {**ROUTED, **ALL_HEADS},
     "ernie4_5_moe": {

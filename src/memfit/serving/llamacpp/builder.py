@@ -42,7 +42,8 @@ SET_ROWS = 6070  # pull request 14959, August 2025: the cache is written by row 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
     """The shape of one attention: values of a key and of a value, and how many heads are cached.
-    `after` turns what is read into heads again; `v_in_k`: values are a part of the keys."""
+    `after` turns what is read into heads again; `v_in_k`: values are a part of the keys; `masked`
+    hides more than the mask does."""
 
     k: int
     v: int
@@ -51,6 +52,7 @@ class Heads:
     softcap: bool = False
     v_in_k: bool = False
     after: Callable[[Tensor], Tensor] | None = None
+    masked: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Builder:
         self._ids: dict[tuple[str, bool], Tensor] = {}
         self.own_mask: Tensor | None = None
         self.state_ids: tuple[Tensor, Tensor] | None = None
+        self.shared: dict[str, Tensor] = {}  # what several layers read, by what it is
         self.opened_states: dict[int, Tensor] = {}
         self.open_caches: dict[int, Tensor] = {}
         kinds = 4 if "rope.dimension_sections" in model.facts else 1  # of positions of a token
@@ -305,6 +308,11 @@ class Builder:
             self._masks[slides] = found
         return found
 
+    def by_stream(self, x: Tensor) -> Tensor:
+        """Queries with an axis for the streams of the cache."""
+        sizes = (*x.ne[:2], self.n // self.streams, self.streams)
+        return ggml.view(x, sizes, (x.nb[1], x.nb[2], x.nb[3] // self.streams))
+
     def ids(self, which: str, slides: bool, count: int) -> Tensor:
         key = (which, slides)
         if key not in self._ids:
@@ -329,18 +337,14 @@ class Builder:
         if not shape.v_in_k:
             v_cache = self._cache(settings.cache_v, shape.v * shape.kv, cells, home)
         if k is not None:
-            self._store(k, k_cache, shape.k * shape.kv, "k", slides, turned=False)
+            self.store(k, k_cache, shape.k * shape.kv, "k", slides, turned=False)
         if v is not None and not shape.v_in_k:
             turned = not settings.flash
-            self._store(v, v_cache, shape.v * shape.kv, "v", slides, turned=turned)
-        mask = self.mask(slides)
-        streams = self.streams
-        q = ggml.view(
-            q,
-            (q.ne[0], q.ne[1], self.n // streams, streams),
-            (q.nb[1], q.nb[2], q.nb[3] // streams),
-        )
-        q = ggml.permute(q, 0, 2, 1, 3)
+            self.store(v, v_cache, shape.v * shape.kv, "v", slides, turned=turned)
+        mask, streams = self.mask(slides), self.streams
+        if shape.masked is not None:
+            mask = shape.masked(mask)
+        q = ggml.permute(self.by_stream(q), 0, 2, 1, 3)
         keys = self._read(k_cache, shape.k, shape.kv, cells)
         if not settings.flash:
             return self.expand(self._scores(shape, q, keys, v_cache, cells, mask))
@@ -373,6 +377,10 @@ class Builder:
         turned = ggml.permute(mixed, 0, 2, 1, 3)
         return self.expand(ggml.contiguous(turned, turned.ne[0] * turned.ne[1], self.n))
 
+    def index_cache(self, layer: int, width: int) -> Tensor:
+        """The keys of a layer's indexer."""
+        return self._cache(self.settings.cache_k, width, self.cells, self.places.caches[layer])
+
     def _cache(self, kind: str, width: int, cells: int, home: str) -> Tensor:
         return ggml.outside((width, cells, self.streams), KINDS[kind], home, weight=False)
 
@@ -381,7 +389,7 @@ class Builder:
         seen = ggml.view(cache, (head, heads, cells, self.streams), (row, cache.nb[1], cache.nb[2]))
         return ggml.permute(seen, 0, 2, 1, 3)
 
-    def _store(
+    def store(
         self, x: Tensor, cache: Tensor, width: int, which: str, slides: bool, *, turned: bool
     ) -> None:
         """Keys or values into the cache; builds before `ggml_set_rows` copied them to one place."""

@@ -91,4 +91,6 @@ def layer_cache(model: GgufModel, settings: Settings, layer: int) -> LayerCache:
     values = row(wide, settings.cache_v) * tokens
     if "attention.key_length_mla" in model.facts and settings.build >= LATENT_ONLY:
         values = 0
+    if f"blk.{layer}.indexer.proj.weight" in model.by_name:
+        keys += row(model.number("attention.indexer.key_length"), settings.cache_k) * tokens
     return LayerCache(keys=keys, values=values, slides=slides)

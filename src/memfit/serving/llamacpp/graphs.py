@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
-from memfit.serving.llamacpp import ggml, states
+from memfit.serving.llamacpp import ggml, indexed, states
 from memfit.serving.llamacpp.builder import Builder, Heads
 from memfit.serving.llamacpp.ggml import I32, Tensor
 from memfit.serving.llamacpp.model import GgufModel
@@ -221,8 +222,11 @@ def _latent(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
     rope, latent = model.number("rope.dimension_count"), model.number("attention.kv_lora_rank")
     full = model.number("attention.key_length_mla")
     nope, heads = full - rope, model.heads(layer)
+    masked = None
     if b.weight(f"{p}attn_q_a.weight") is not None:
         q = b.norm(b.linear(f"{p}attn_q_a", x), f"{p}attn_q_a_norm")
+        if "attention.indexer.top_k" in model.facts:
+            masked = partial(indexed.only, b, indexed.chosen_tokens(b, layer, x, q))
         q = b.linear(f"{p}attn_q_b", q)
     else:
         q = b.linear(f"{p}attn_q", x)
@@ -248,6 +252,7 @@ def _latent(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
         kv=1,
         after=lambda mixed: ggml.matmul(b.needed(f"{p}attn_v_b.weight"), mixed),
         v_in_k=b.settings.build >= LATENT_ONLY,
+        masked=masked,
     )
     made = b.attention(layer, shape, q, k, compressed)
     return b.linear(f"{p}attn_output", made)

@@ -115,7 +115,7 @@ def check(model: GgufModel, where: str) -> None:
             wrong(message)
     if not problems:
         present = {tensor.layer for tensor in model.tensors}
-        layers = [one for one in range(model.number("block_count")) if not skipped(model, one)]
+        layers = [one for one in range(model.layers) if not skipped(model, one)]
         missing = [one for one in layers if one not in present]
         if missing:
             wrong(
@@ -149,6 +149,10 @@ def inconsistent(model: GgufModel) -> Iterator[str]:
         if query is not None and len(query.sizes) == 2 and heads and query.sizes[1] % heads:
             yield f"`{query.name}` has {query.sizes[1]} rows, which {heads} heads do not share"
             return
+    indexed = [one for one in model.tensors if one.name.endswith("indexer.attn_q_b.weight")]
+    each = model.number("attention.indexer.key_length")
+    if indexed and indexed[0].sizes[-1] != each * model.number("attention.indexer.head_count"):
+        yield f"`{indexed[0].name}` is not for the heads that `attention.indexer` says"
     inner, state = model.number("ssm.inner_size"), model.number("ssm.time_step_rank")
     if any(recurrent(model, layer) for layer in range(model.layers)):
         if "shortconv.l_cache" in model.facts:

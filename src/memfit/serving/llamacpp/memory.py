@@ -153,8 +153,9 @@ def compute_buffers(
     is; so they are the same for most numbers of layers on the CPU."""
     alike = [signature(model, settings, places, layer) for layer in range(model.layers)]
     order = enough_layers(alike)
-    if model.number("embedding_length_per_layer_input") and len(set(places.layers)) > 1:
-        order = list(range(model.layers))  # a device copies the inputs of each of its layers
+    copies = model.number("embedding_length_per_layer_input") and len(set(places.layers)) > 1
+    if copies or "attention.indexer.top_k" in model.facts:
+        order = list(range(model.layers))  # each layer has an input of its own
     key = (
         replace(settings, gpu_layers=0, cpu_moe=0, overrides=(), split=(), draft=None),
         settings.gpu_layers > model.number("block_count"),

@@ -95,4 +95,6 @@ RECIPES: Mapping[str, Recipe] = {
     "qwen35": Recipe(layers="hybrid", gated_attention=True),
     "qwen35moe": Recipe(layers="hybrid", gated_attention=True),
     "deepseek2": Recipe(layers="latent", scaled=True),
+    "deepseek32": Recipe(layers="latent", gating="sigmoid", scaled=True),
+    "glm-dsa": Recipe(layers="latent", gating="sigmoid", scaled=True),
 }

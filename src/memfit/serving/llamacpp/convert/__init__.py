@@ -25,6 +25,7 @@ SMALL = (
     "ssm_a",
     "ssm_d",
     "shortconv.conv.weight",
+    "indexer.proj.weight",
 )
 
 CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
@@ -108,6 +109,8 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "kimi_k2": routed.deepseek2,
     "kimi_k25": routed.deepseek2,
     "glm4_moe_lite": routed.deepseek2,
+    "deepseek_v32": routed.deepseek32,
+    "glm_moe_dsa": routed.glm_dsa,
     "glm4_moe": routed.glm4moe,
     "minimax_m2": routed.minimax_m2,
     "dots1": routed.dots1,

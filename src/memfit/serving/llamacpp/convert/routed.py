@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from memfit.serving.llamacpp.convert.dense import put_granite
 from memfit.serving.llamacpp.convert.parts import (
     Experts,
@@ -159,9 +161,9 @@ def deepseek(sheet: Sheet) -> str:
     return "deepseek"
 
 
-def deepseek2(sheet: Sheet) -> str:
+def deepseek2(sheet: Sheet, indexed: Collection[int] = ()) -> str:
     """Latent attention, absorbed: the cache holds the latent and the rotary key, once for all
-    heads."""
+    heads. `indexed`: layers that choose the tokens which attention reads."""
     size = sizes(sheet)
     ends(sheet, size)
     sigmoid = sheet.optional("scoring_func") == "sigmoid" or (
@@ -185,11 +187,56 @@ def deepseek2(sheet: Sheet) -> str:
         sheet.put(
             expert_group_count=groups, expert_group_used_count=sheet.whole("topk_group", default=1)
         )
-    _latent_layers(sheet, size, found, dense)
+    _latent_layers(sheet, size, found, dense, indexed)
     return "deepseek2"
 
 
-def _latent_layers(sheet: Sheet, size: Sizes, found: Experts, dense: int) -> None:
+def deepseek32(sheet: Sheet) -> str:
+    """DeepSeek-V3.2: an indexer in each layer. The layer that predicts further tokens is counted,
+    and has no tensors (pull request 21149)."""
+    layers = sheet.whole("num_hidden_layers")
+    deepseek2(sheet, range(layers))
+    extra = sheet.whole("num_nextn_predict_layers", default=0)
+    sheet.put(block_count=layers + extra, nextn_predict_layers=extra)
+    return "deepseek32"
+
+
+def glm_dsa(sheet: Sheet) -> str:
+    """GLM-5: an indexer in each layer; from 5.2 on some layers use that of a layer before."""
+    layers = sheet.whole("num_hidden_layers")
+    extra = sheet.whole("num_nextn_predict_layers", default=0)
+    sheet.config = {**sheet.config, "num_hidden_layers": layers + extra}
+    types = sheet.words("indexer_types") or ["full"] * layers
+    indexed = [index for index, kind in enumerate(types) if kind == "full"]
+    deepseek2(sheet, indexed)
+    sheet.put(
+        nextn_predict_layers=extra,
+        attention__indexer__types=tuple(kind == "full" for kind in types),
+    )
+    width = sheet.whole("hidden_size")
+    for index in range(layers, layers + extra):
+        sheet.layer(index)
+        sheet.matrix("nextn.eh_proj", width, 2 * width)
+        sheet.norms(width, "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    return "glm-dsa"
+
+
+def _indexer(sheet: Sheet, width: int, q_latent: int) -> None:
+    heads, head = sheet.whole("index_n_heads"), sheet.whole("index_head_dim")
+    sheet.put(
+        attention__indexer__head_count=heads,
+        attention__indexer__key_length=head,
+        attention__indexer__top_k=sheet.whole("index_topk"),
+    )
+    sheet.vector("indexer.k_norm", head, bias=True)
+    sheet.matrix("indexer.proj", heads, width)
+    sheet.matrix("indexer.attn_k", head, width)
+    sheet.matrix("indexer.attn_q_b", heads * head, q_latent)
+
+
+def _latent_layers(
+    sheet: Sheet, size: Sizes, found: Experts, dense: int, indexed: Collection[int]
+) -> None:
     nope, rope, value = (
         sheet.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
@@ -220,6 +267,8 @@ def _latent_layers(sheet: Sheet, size: Sizes, found: Experts, dense: int) -> Non
         sheet.plain("attn_k_b.weight", nope, latent, heads)
         sheet.plain("attn_v_b.weight", latent, value, heads)
         sheet.matrix("attn_output", size.width, heads * value)
+        if index in indexed:
+            _indexer(sheet, size.width, q_latent)
         if index < dense:
             gated(sheet, size.width, size.inner)
         else:
