@@ -103,7 +103,8 @@ within 1 %, but with a fused dispatch of experts (+10 %). Their logs print no ve
 that they print are nearest to those of SGLang 0.5.7, which their rows name since their errors were
 looked into, with the figures of one rank instead of several (SGLang's weights before: 3.7 % median,
 12.4 % p95; tokens 2.2 and 38.8). On a DGX Spark SGLang reads the available memory of the
-machine, which its own processes fill, too. One row of TensorRT-LLM
+machine, which its own processes fill, too; what the driver keeps for each page counts (1 %). One
+row of TensorRT-LLM
 (tensorrt-llm-0012) said one GPU until its errors were looked into; its file is called `W4_tp2.txt`,
 its bytes a token are those of half a model, and it says two
 since (weights before: 96.5 % off). No row of this table was held out: the rules were read from

@@ -130,7 +130,7 @@ def test_a_first_graph_is_as_large_as_the_larger_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "version", "logged"), [("vllm", "0.27.1", "6.4 GiB"), ("sglang", "0.5.9", "1.8 GiB")]
+    ("engine", "version", "logged"), [("vllm", "0.27.1", "6.2 GiB"), ("sglang", "0.5.9", "1.5 GiB")]
 )
 def test_memory_that_the_host_shares_is_named(engine: str, version: str, logged: str) -> None:
     def notes(gpu: str) -> list[str]:

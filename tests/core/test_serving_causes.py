@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from memfit.api.engine import from_command, serve
 from memfit.cli import main
 from memfit.errors import InputError
 from memfit.hardware import find_gpu
+from memfit.hardware.outside import page_records
 from memfit.model.quantized import Skip
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
@@ -484,3 +486,29 @@ def test_a_reranker_by_its_name() -> None:
     found = judge(row)
     assert found.error("weights_gib") == pytest.approx(0, abs=0.005)
     assert found.error("kv_tokens") == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_drivers_page_records_take_memory_that_is_the_hosts(engine: str) -> None:
+    """40 bytes for each page of 4 KiB: of the weights before the cache, and of the cache."""
+    shared, own = (asked("Qwen/Qwen3-8B", gpu, "") for gpu in ("gb10", "rtx-4090"))
+    device = replace(shared.devices[0], total=own.devices[0].total)
+    parts = {}
+    for name, gpu in (("shared", device.gpu), ("own", own.devices[0].gpu)):
+        question = replace(own, devices=(replace(device, gpu=gpu, free=device.total),))
+        parts[name] = find_engine(engine).answer(question)
+    key = "non_torch_gib" if engine == "vllm" else "weights_gib"
+    weights = parts["own"].figures["weights_gib"]
+    more = parts["shared"].figures[key] - parts["own"].figures[key]
+    assert more == pytest.approx(weights * 40 / 4096, rel=1e-3)
+    pools = {pool.name: pool.bytes for pool in parts["shared"].pools}
+    if engine == "sglang":
+        cache = pools["KV cache"] + pools["request table"]
+        assert pools["page records"] == pytest.approx(cache * 40 / 4096, rel=1e-3)
+    assert "page records" not in {pool.name for pool in parts["own"].pools if pool.bytes}
+
+
+def test_tegras_driver_keeps_other_records() -> None:
+    assert page_records(find_gpu("jetson-agx-orin-64gb"), GIB) == 0
+    assert page_records(find_gpu("gb10"), GIB) == GIB // 4096 * 40
+    assert page_records(None, GIB) == 0

@@ -3,11 +3,28 @@ on the same card."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from memfit.constants import counted
 from memfit.hardware.gpu import GPU
 from memfit.hardware.tables import span, table
 from memfit.units import GIB
+
+# A page of the host, and bytes that NVIDIA's driver keeps for each one that a program has. The page
+# table (nvidia_pte_t, 16), the pages to be mapped for the GPU (nv_dma_map_alloc, a pointer), the
+# descriptor (MEMORY_DESCRIPTOR _pteArray, 8) and the addresses of the mapping (IOVAMAPPING
+# iovaArray, 8) have an entry for each.
+PAGE = 4096
+RECORD: Annotated[
+    int,
+    counted(
+        "bytes that NVIDIA's driver keeps for each page of the host's memory that it hands out",
+        "NVIDIA/open-gpu-kernel-modules 580.95.05: kernel-open/common/inc/nv-linux.h, "
+        "kernel-open/nvidia/nv-dma.c, src/nvidia/src/kernel/gpu/mem_mgr/mem_desc.c, "
+        "src/nvidia/src/kernel/mem_mgr/io_vaspace.c",
+    ),
+] = 16 + 8 + 8 + 8
+OPEN_DRIVER = (10, 0)  # earlier GPUs without memory of their own are Tegra's, with another driver
 
 
 class Span(NamedTuple):
@@ -47,6 +64,16 @@ def context(gpu: GPU) -> Span:
         return Span(bare, bare + rule["kernels"], f"{rule['status']}: {rule['source']}")
     vendors = contexts["vendor"]
     return _span(vendors.get(gpu.vendor, vendors["unknown"]))
+
+
+def page_records(gpu: GPU | None, size: int) -> int:
+    """Bytes that the driver keeps beside `size` bytes of a GPU whose memory is the host's. They are
+    missing in what the system has left (psutil's `available`), which engines read there."""
+    if gpu is None or gpu.vendor != "nvidia" or gpu.form != "unified":
+        return 0
+    if gpu.sm is None or gpu.sm < OPEN_DRIVER:
+        return 0
+    return -(-size // PAGE) * RECORD
 
 
 def desktop(system: Literal["linux", "wsl", "windows"]) -> Span:

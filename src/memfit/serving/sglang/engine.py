@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.hardware.outside import context
+from memfit.hardware.outside import context, page_records
 from memfit.lazy_dataclass import dataclass
 from memfit.serving import separate_drafts
 from memfit.serving.base import Device, Option, Question, Subject, shared_memory
@@ -30,7 +30,7 @@ from memfit.units import GIB, MIB
 TORCH = (2, 8)  # that SGLang 0.5 installs
 # Of the memory that is free once the weights are loaded, 24 start-up logs (rows sglang-0004 to
 # 0027)
-LOGGED = "up to 1.8 GiB less"
+LOGGED = "up to 1.5 GiB less"
 LEAST_RUNNING, MOST_RUNNING = 2048, 4096
 WORKSPACE = (
     512 * MIB
@@ -120,6 +120,7 @@ def loaded(setup: Setup) -> int:
 def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
     """With a GPU: the pools get the static share less the weights."""
     before = before_loading(setup, device)
+    weights += page_records(device.gpu, weights)
     free = device.total - before if device.free is None else device.free
     draft, copies = draft_bytes(setup)
     share = free - weights - free * (1 - setup.fraction)
@@ -139,6 +140,7 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
         Pool(name="draft layers", bytes=draft),
         Pool(name="KV cache of draft layers", bytes=made.draft),
         Pool(name="request table", bytes=table),
+        Pool(name="page records", bytes=page_records(device.gpu, made.bytes + draft + table)),
         Pool(name="attention workspace", bytes=WORKSPACE),
     )
     host = Pool(

@@ -12,7 +12,7 @@ from memfit.serving.vllm.setup import Setup
 from memfit.units import GIB
 
 # On a DGX Spark, nine start-up logs (rows unseen-0013 to 0158)
-LOGGED = "from 0.3 GiB more to 6.4 GiB less"
+LOGGED = "from 1.0 GiB more to 6.2 GiB less"
 WORTH = GIB // 10  # less is not worth a word
 # Kernels that vLLM picks among by what is installed: names of `--moe-backend`, and whose they are
 PICKED = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError, Problem
-from memfit.hardware.outside import context
+from memfit.hardware.outside import context, page_records
 from memfit.lazy_dataclass import dataclass
 from memfit.serving import separate_drafts
 from memfit.serving.base import Device, Option, Question, Subject
@@ -99,6 +99,7 @@ class VLLM:
         weights -= offloaded
         activation = activations(setup)
         outside = non_torch(setup, device)
+        outside += page_records(None if device is None else device.gpu, weights)
         graphs = graph_bytes(setup)
         made = (
             compressed.packed(setup)
