@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def solved(
     from memfit.plan.engine_search import cheapest_engine, plan_engine
     from memfit.serving import find_engine
     from memfit.serving.planned import find_planned
+    from memfit.serving.text_encoders import is_encoder
 
     known = find_engine(engine)
     planned = find_planned(engine, known)
@@ -96,6 +98,10 @@ def solved(
         if model
         else None
     )
+    if subject is not None and is_encoder(subject.model):
+        hint = f"`memfit estimate {shlex.quote(subject.name)} --engine {known.name}` answers"
+        message = "plans for encoders, which generate nothing, are not supported"
+        problems.append(Problem(message=message, where="model", hint=hint))
     top = whole(asked, "top", problems) or 5
     problems += fixed_problems(planned, fixed, load)
     tensor = int(fixed.get(planned.tensor) or 1)

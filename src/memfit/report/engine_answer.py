@@ -76,6 +76,13 @@ def verdict(answer: ServingAnswer) -> Iterator[str]:
         times = answer.figures.get("max_concurrency", 0.0)
         users = f", {times:.2f} requests of {length:,} tokens" if length else ""
         yield f"KV cache for {int(tokens):,} tokens{users}"
+    step = answer.figures.get("max_num_batched_tokens")
+    if step:
+        requests, length = (int(answer.figures[one]) for one in ("max_num_seqs", "max_model_len"))
+        yield (
+            f"no KV cache: a step takes {int(step):,} tokens of at most {requests:,} requests, "
+            f"each of up to {length:,} tokens"
+        )
 
 
 def offloaded(answer: ServingAnswer) -> Iterator[str]:

@@ -39,6 +39,7 @@ from memfit.serving.parts import (
     norm,
     sparse,
 )
+from memfit.serving.text_encoders import TEXT_ENCODERS
 
 # Text models whose layers are those of another family, by `model_type`.
 SAME_TEXT = {
@@ -245,6 +246,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     **HYBRIDS,
     "deepseek_v4": deepseek_v4,
     **MORE,
+    **TEXT_ENCODERS,
 }
 
 __all__ = ["outline"]

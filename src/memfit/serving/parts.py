@@ -65,6 +65,11 @@ class Uneven(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bidirectional(Attention):
+    """Attention of an encoder: tokens see those behind them, and a request keeps nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Picking(Attention):
     """Attention to blocks of tokens that small queries and a key pick (MiniMax-M3). Ranks share
     these queries as they share keys and values; the key is whole on each, and so is its cache, in

@@ -14,6 +14,7 @@ from memfit.model.source import Source
 from memfit.serving.base import Subject
 from memfit.serving.compressed import is_compressed
 from memfit.serving.outline import outline
+from memfit.serving.text_encoders import is_encoder
 
 
 def with_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,14 +58,17 @@ def structure(
     return made
 
 
-def known_model(subject: Subject, *, compressed: bool = False) -> Model:
+def known_model(subject: Subject, *, compressed: bool = False, encoders: bool = False) -> Model:
     """The model, where memfit knows its type and its config is sound. `compressed`: also one that
-    caches compressed entries."""
+    caches compressed entries; `encoders`: also one that generates nothing."""
     if subject.model is None:
         raise reason(subject.config)
     if is_compressed(subject.model) and not compressed:
         message = f"compressed caches of `{subject.model.family}` are known for vLLM alone"
         raise InputError.one(message, where="model", hint="use `--engine vllm`, version 0.25 or so")
+    if is_encoder(subject.model) and not encoders:
+        message = f"`{subject.model.family}` is an encoder, and memfit knows those in vLLM alone"
+        raise InputError.one(message, where="model", hint="use `--engine vllm`")
     return subject.model
 
 

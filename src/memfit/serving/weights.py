@@ -47,6 +47,7 @@ class Rank:
     towers: bool = True  # of images and sounds
     first: bool = True
     last: bool = True
+    headed: bool = True  # the output head is loaded
     pad: int = VOCAB_PAD
     adapters: int = 0  # LoRA adapters at once
     adapter_rank: int = 0
@@ -146,7 +147,7 @@ def checkpoint_sizes(one: Same, rank: Rank) -> tuple[int, ...]:
         sizes += known[id(layer), kept]
     if rank.last:
         sizes += ends(model.final, rank)
-        if not model.tied and not model.headless:
+        if rank.headed and not model.tied and not model.headless:
             rows = table_rows(model.vocab, rank, rank.head or rank.tensor)
             head = "lm_head" if rank.scheme.named else ""
             kept = frozenset() if head else frozenset([head])
@@ -186,7 +187,8 @@ def ends(modules: Sequence[Module], rank: Rank) -> list[int]:
                 shared = rank.table or rank.tensor
                 found.append(table_rows(rows, rank, shared) * width * rank.width)
             else:
-                found.append(weight.count * rank.width)
+                size = FORMATS.find(weight.format).block_bytes if weight.format else rank.width
+                found.append(weight.count * size)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memfit.serving.vllm import compressed
+from memfit.serving.vllm import compressed, pooling
 from memfit.serving.vllm.profile import peak
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import table_rows
@@ -24,6 +24,10 @@ def activations(setup: Setup, kernel: str = "") -> int:
 def profiled(setup: Setup, kernel: str = "") -> int:
     """The language model's part."""
     rules = replace(setup.rules, expert_kernel=kernel) if kernel else setup.rules
+    if setup.pooling:
+        return pooling.peak(
+            setup.model, setup.rank, setup.batched, setup.requests, setup.width, rules
+        )
     return peak(
         setup.model,
         setup.rank,
@@ -42,8 +46,8 @@ def copied_table(setup: Setup) -> int:
     so where images are put among the tokens (config/compilation.py benchmark_combo_kernel, 0.11.2
     to 0.33.0; torch `_inductor/codegen/triton_combo_kernel.py` get_args, 2.10 to 2.13)."""
     config = setup.subject.config
-    if not setup.rules.copied_table or setup.eager or not setup.fresh:
-        return 0
+    if not setup.rules.copied_table or setup.eager or not setup.fresh or setup.uncached:
+        return 0  # without a cache nothing waits for what the compilation leaves
     if any(one in config for one in MODALITIES):
         return 0
     rows = table_rows(setup.model.vocab, setup.rank, setup.tensor)

@@ -20,10 +20,13 @@ from memfit.serving.vllm.cache import Layout, layout
 from memfit.serving.vllm.graphs import counted, graph_bytes
 from memfit.serving.vllm.options import OPTIONS
 from memfit.serving.vllm.outside import non_torch
+from memfit.serving.vllm.pooling import longer_than_a_step
 from memfit.serving.vllm.setup import COMPILED, Setup, set_up
 from memfit.serving.vllm.specs import layer_specs
 from memfit.serving.weights import LARGER, enough_ranks, rank_bytes
 from memfit.units import GIB
+
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,7 @@ class Sizes:
 def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
     """Without a GPU: what one request of the full length needs."""
     need = made.request_bytes(setup.length, setup.in_flight)
+    figures = {"weights_gib": sizes.weights / GIB}
     return ServingAnswer(
         engine="vllm",
         title="vLLM",
@@ -143,7 +147,7 @@ def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
         parameters=setup.model.parameters,
         gpus=setup.gpus,
         pools=pools(setup, sizes, need),
-        figures={"weights_gib": sizes.weights / GIB, "kv_gib": need / GIB},
+        figures=figures | (step_figures(setup) if setup.uncached else {"kv_gib": need / GIB}),
         problems=setup.problems,
         command=setup.command,
     )
@@ -166,6 +170,8 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
     """With a GPU: the cache gets what is left of the budget."""
     before = context(device.gpu).low if device.gpu is not None else 0
     free = device.total - before if device.free is None else device.free
+    if setup.uncached:
+        return without_cache(setup, device, before, free, sizes)
     budget = int(device.total * setup.utilization)
     available = setup.cache_bytes or budget - sizes.taken
     if setup.fitted:  # v1/core/kv_cache_utils.py _auto_fit_max_model_len, 0.24.0
@@ -210,6 +216,73 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
     )
 
 
+def without_cache(
+    setup: Setup, device: Device, before: int, free: int, sizes: Sizes
+) -> ServingAnswer:
+    """An encoder on a GPU: vLLM neither profiles it nor takes more than it needs, but for a start
+    as much has to be free as for any other model."""
+    failure, remedy = too_little(setup, device, free, sizes)
+    figures = {
+        "weights_gib": sizes.weights / GIB,
+        "activation_gib": sizes.activation / GIB,
+        "non_torch_gib": sizes.outside / GIB,
+        "graphs_gib": sizes.graphs / GIB,
+        "total_gpu_memory_gib": device.total / GIB,
+        **step_figures(setup),
+    }
+    log = [f"Model loading took {figures['weights_gib']:.4f} GiB"]
+    if sizes.graphs:
+        log.append(f"Graph capturing finished in … secs, took {figures['graphs_gib']:.2f} GiB")
+    return ServingAnswer(
+        engine="vllm",
+        title="vLLM",
+        version=setup.version,
+        model=setup.subject.name,
+        origin=setup.subject.origin,
+        parameters=setup.subject.parameters or setup.model.parameters,
+        gpu=device.name,
+        gpus=setup.gpus,
+        usable=device.total,
+        pools=(Pool(name="CUDA context", bytes=before), *pools(setup, sizes, 0)),
+        figures=figures,
+        log=() if failure else tuple(log),
+        failure=failure,
+        remedy=remedy,
+        command=setup.command,
+        problems=(*setup.problems, *assumed(setup, device)),
+    )
+
+
+def step_figures(setup: Setup) -> dict[str, float]:
+    """What a step holds, by the names of the options."""
+    return {
+        "max_num_batched_tokens": setup.batched,
+        "max_num_seqs": setup.requests,
+        "max_model_len": setup.length,
+    }
+
+
+def too_little(setup: Setup, device: Device, free: int, sizes: Sizes) -> tuple[str, str]:
+    """The error of an encoder's start, or of its largest step, and what works."""
+    budget = int(device.total * setup.utilization)
+    if setup.batched < setup.length:
+        return (
+            longer_than_a_step(setup.batched, setup.length),
+            f"--max-num-batched-tokens {setup.length} or --max-model-len {setup.batched}",
+        )
+    if sizes.weights > free:
+        return OUT_OF_MEMORY, more_gpus(setup, sizes, device)
+    if free < budget:
+        return not_free(setup, device, free, budget)
+    if sizes.taken + sizes.graphs > free:
+        room = free - (sizes.taken + sizes.graphs - sizes.activation)
+        tokens = setup.batched * room // max(1, sizes.activation)
+        shorter = f" --max-model-len {tokens}" if tokens < setup.length else ""
+        ways = f"--max-num-batched-tokens {tokens}{shorter}" if tokens > 0 else ""
+        return OUT_OF_MEMORY, ways or more_gpus(setup, sizes, device)
+    return "", ""
+
+
 def log_lines(setup: Setup, figures: Mapping[str, float]) -> tuple[str, ...]:
     """The lines of the start-up log, in vLLM's words."""
     return (
@@ -228,14 +301,9 @@ def refusal(
 ) -> tuple[str, str]:
     """The error that vLLM raises in place of starting, and what works; both empty if it starts."""
     if sizes.weights > free:
-        return "torch.OutOfMemoryError: CUDA out of memory", more_gpus(setup, sizes, device)
+        return OUT_OF_MEMORY, more_gpus(setup, sizes, device)
     if free < budget:
-        less = int(1000 * free / device.total) / 1000
-        return (
-            f"ValueError: Free memory on device ({free / GIB:.2f}/{device.total / GIB:.2f} GiB) on "
-            f"startup is less than desired GPU memory utilization ({setup.utilization}, "
-            f"{budget / GIB:.2f} GiB)"
-        ), f"--gpu-memory-utilization {less}"
+        return not_free(setup, device, free, budget)
     if available <= 0:
         needed = sizes.taken + made.request_bytes(1, setup.batched)
         return "ValueError: No available memory for the cache blocks", share_for(
@@ -253,6 +321,16 @@ def refusal(
             f"memory, the estimated maximum model length is {longest}."
         ), " or ".join([*ways, *([share] if share else [])])
     return few_states(setup, setup.blocks or made.blocks(available), made)
+
+
+def not_free(setup: Setup, device: Device, free: int, budget: int) -> tuple[str, str]:
+    """The error where less is free than the share that vLLM may use, and the share that works."""
+    less = int(1000 * free / device.total) / 1000
+    return (
+        f"ValueError: Free memory on device ({free / GIB:.2f}/{device.total / GIB:.2f} GiB) on "
+        f"startup is less than desired GPU memory utilization ({setup.utilization}, "
+        f"{budget / GIB:.2f} GiB)"
+    ), f"--gpu-memory-utilization {less}"
 
 
 def few_states(setup: Setup, blocks: int, made: Layout) -> tuple[str, str]:

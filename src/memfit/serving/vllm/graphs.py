@@ -53,10 +53,11 @@ def sizes(setup: Setup) -> list[int]:
 
 
 def captured(setup: Setup) -> int:
-    """Graphs of both kinds: in pieces for all steps, and whole for those that only decode."""
+    """Graphs of both kinds: in pieces for all steps, and whole for those that only decode, which
+    models that pool do not have (config/vllm.py, 0.11.0 to 0.33.0)."""
     query = 1 + setup.guesses
     pieces = sizes(setup)
-    if not decodes_in_one(setup):
+    if setup.pooling or not decodes_in_one(setup):
         return len(pieces)
     decoding = {query * -(-one // query) for one in pieces}
     return len(pieces) + sum(query <= one <= query * setup.requests for one in decoding)
@@ -97,7 +98,8 @@ def graph_bytes(setup: Setup) -> int:
 def first_graph(setup: Setup) -> int:
     """What the first graph of a kind makes: of the kinds, the larger one's counts, as both share a
     pool (profile_cudagraph_memory, 0.23.0)."""
-    whole = FLASHINFER_BUFFER if decodes_in_one(setup) and flashinfer_attends(setup) else 0
+    decodes = decodes_in_one(setup) and not setup.pooling
+    whole = FLASHINFER_BUFFER if decodes and flashinfer_attends(setup) else 0
     return max(whole, scales_in_graphs(setup))
 
 

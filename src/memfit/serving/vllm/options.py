@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memfit.serving.base import Option, plain_options
 from memfit.serving.vllm.passed_over import FLAGS, UNKNOWN, UNKNOWN_FLAGS, VALUES, WORDS
+from memfit.serving.vllm.pooling import CONVERTS, OTHER_TASKS, RUNNERS, TASKS
 
 KV_DTYPES = (
     "auto",
@@ -84,8 +85,6 @@ SILENT = (
     "mamba_backend",
     "gdn_prefill_backend",
     "long_prefill_token_threshold",
-    "runner",
-    "convert",
     "model_impl",
 )
 SILENT_FLAGS = (
@@ -198,6 +197,9 @@ OPTIONS = (
     option("mm_processor_kwargs", "json", 'largest image, like {"max_pixels": 1003520}'),
     option("mm_encoder_tp_mode", "text", "how GPUs share the encoder", choices=("weights", "data")),
     option("load_format", "text", "how weights are read", default="auto"),
+    option("runner", "text", "what the model is for [default: by its class]", choices=RUNNERS),
+    option("convert", "text", "what a generating model is made into", choices=CONVERTS),
+    option("task", "text", "the same, up to 0.11", choices=(*OTHER_TASKS, *TASKS)),
     option("config_format", "text", "format of the config", default="auto"),
     option("trust_remote_code", "flag", "no effect on memory; memfit never runs a model's code"),
     *(silent(name) for name in SILENT),

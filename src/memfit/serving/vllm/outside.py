@@ -53,7 +53,7 @@ def non_torch(setup: Setup, device: Device | None) -> int:
 def kept_by_runner(setup: Setup) -> int:
     """What the second runner keeps for penalties, a count of each token and a bit of each for every
     request (v1/worker/gpu/sample/penalties.py, 0.22.0 to 0.33.0)."""
-    if not (setup.second_runner and setup.rules.consumed):
+    if setup.pooling or not (setup.second_runner and setup.rules.consumed):
         return 0
     return setup.requests * (4 * setup.model.vocab + 4 * -(-setup.model.vocab // 32))
 

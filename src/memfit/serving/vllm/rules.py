@@ -84,6 +84,7 @@ class Rules:
     in_flight: bool = False  # windows keep the tokens of each step that is under way
     hybrid_prefixes: bool = False  # prefixes of hybrid models are cached by default
     largest_steps: bool = False  # 16384 tokens from 160 GiB on
+    long_pooling_steps: bool = False  # prompts that stay whole share steps of the usual size
 
 
 def parse(version: str) -> tuple[int, ...]:
@@ -130,7 +131,8 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     # v1/worker/gpu_worker.py init_device: MemorySnapshot behind the communicators, not in 0.10.2
     ((0, 11, 0), {"frames": 14, "early_look": False}),
-    ((0, 11, 1), {"group_slack": 1.25, "flashinfer": True}),
+    # arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args, not in 0.11.0
+    ((0, 11, 1), {"group_slack": 1.25, "flashinfer": True, "long_pooling_steps": True}),
     # arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args of 0.11.2, not in 0.11.0
     ((0, 11, 2), {"capped_steps": True}),
     # unify_kv_cache_spec_page_size; third_party/triton_kernels, not in 0.11.2; envs.py; the wheel

@@ -16,13 +16,13 @@ from memfit.serving.vllm.rules import Rules
 DRAFTS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
 
-def second_runner(question: Question, model: Model, rules: Rules) -> bool:
-    """Whether the second runner starts by default."""
+def second_runner(question: Question, model: Model, rules: Rules, *, pooling: bool = False) -> bool:
+    """Whether the second runner starts by default. Models that pool wait until all have it."""
     draft = question.options.get("speculative_config") or {}
     if draft and draft.get("method") not in DRAFTS:
         return False
-    if rules.second_all:
-        return True
+    if rules.second_all or pooling:
+        return rules.second_all
     named = question.subject.config.get("model_type") in rules.second_named
     if rules.second_dense:
         return named or not (has(model, MoE) or has(model, Recurrent))

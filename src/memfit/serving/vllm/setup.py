@@ -16,8 +16,10 @@ from memfit.serving.separate_drafts import Draft
 from memfit.serving.separate_drafts import draft_problems as eagle_problems
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON, Scheme, scheme_of, without_head
 from memfit.serving.subject import known_model
+from memfit.serving.text_encoders import is_encoder
 from memfit.serving.vllm.encoders import Step
 from memfit.serving.vllm.images import Images, image_problems, images, text_only
+from memfit.serving.vllm.pooling import needs_v0, pools, step_tokens
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.vllm.runners import second_runner, steps_under_way
 from memfit.serving.vllm.speculation import (
@@ -78,6 +80,8 @@ class Setup:
     fresh: bool = True  # no kernels that an earlier start has compiled
     graphs: int = 0  # the largest step of a CUDA graph; 0: by the number of requests
     second_runner: bool = False
+    pooling: bool = False  # embeddings, scores or labels, and no tokens
+    uncached: bool = False  # an encoder, of which a request keeps nothing
     attention: str = ""  # the backend that is named, in capitals
     in_flight: int = 0  # tokens that windows keep beside themselves, of steps that are under way
     cache_bytes: int = 0
@@ -100,7 +104,8 @@ def set_up(question: Question) -> Setup:
     problems = list(silicon_problems(question, "vLLM"))
     options, subject = question.options, question.subject
     rules = engine_rules(question)
-    model = known_model(subject, compressed=True)
+    model = known_model(subject, compressed=True, encoders=True)
+    pooling = pools(question, model)
     tensor, pipeline, copies = (int(options.get(f"{one}_parallel_size", 1)) for one in PARALLEL)
     gpus = tensor * pipeline * copies
     utilization = float(options.get("gpu_memory_utilization", rules.utilization))
@@ -114,14 +119,15 @@ def set_up(question: Question) -> Setup:
     separate = separate_draft(question)
     raise_errors(eagle_problems(separate, "speculative_config"))
     compiles = compiles_kernels(question, rules)
-    batched, requests = step_sizes(question, rules, length)
-    second = second_runner(question, model, rules)
+    uncut = is_encoder(model) or (pooling and rules.engine == 0)
+    batched, requests = step_sizes(question, rules, length, uncut=uncut)
+    second = second_runner(question, model, rules, pooling=pooling)
     seen = seen_images(question, rules, width, (length, batched, requests))
     problems += notes(question, compiles, images=seen)
     return Setup(
         subject=subject,
         model=model,
-        rank=rank_of(question, model, scheme, width, rules, length),
+        rank=replace(rank_of(question, model, scheme, width, rules, length), headed=not pooling),
         rules=rules,
         version=question.version or NEWEST,
         scheme=scheme,
@@ -144,6 +150,8 @@ def set_up(question: Question) -> Setup:
         fresh=not options.get(COMPILED),
         graphs=int(options.get("max_cudagraph_capture_size", 0)),
         second_runner=second,
+        pooling=pooling,
+        uncached=is_encoder(model) and rules.engine > 0,
         attention=str(options.get("attention_backend") or "").upper(),
         in_flight=batched * steps_under_way(question, rules, second),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
@@ -225,7 +233,8 @@ def seen_images(
         width=width,
         rules=rules,
     )
-    return images(known_model(question.subject, compressed=True), question.subject.config, step)
+    model = known_model(question.subject, compressed=True, encoders=True)
+    return images(model, question.subject.config, step)
 
 
 def count_problems(question: Question, gpus: int) -> list[Problem]:
@@ -421,6 +430,8 @@ def old_engine(question: Question, rules: Rules) -> bool:
     it has V0 at all (arg_utils.py _is_v1_supported_oracle, 0.8.5 to 0.10.2)."""
     if rules.engine == 0 or parse(question.version) >= (0, 11):
         return False
+    if needs_v0(question):
+        return True
     sm = capability(question)
     return (sm is not None and sm < (8, 0)) or question.options.get(
         "enable_chunked_prefill"
@@ -434,9 +445,12 @@ def nvml_fails(device: Device) -> bool:
     return gpu is not None and gpu.vendor == "nvidia" and gpu.form == "unified"
 
 
-def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]:
+def step_sizes(
+    question: Question, rules: Rules, length: int, *, uncut: bool = False
+) -> tuple[int, int]:
     """`max_num_batched_tokens` and `max_num_seqs` (arg_utils.py _set_default_args). V0 takes 256
-    requests, and whole prompts unless they are beyond 32k (arg_utils.py create_engine_config)."""
+    requests, and whole prompts unless they are beyond 32k (arg_utils.py create_engine_config).
+    `uncut`: prompts of a model that pools, which are one step each."""
     device = question.devices[0] if question.devices else None
     large = (
         rules.engine > 0
@@ -449,11 +463,14 @@ def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]
         chunked = question.options.get("enable_chunked_prefill")
         pieces = length > LONG_V0 if chunked is None else bool(chunked)
         batched = int(question.options.get("max_num_batched_tokens", 0) or 0)
-        tokens = batched or (V0_TOKENS if pieces else max(length, V0_TOKENS))
+        whole = step_tokens(V0_TOKENS, length, rules) if uncut else max(length, V0_TOKENS)
+        tokens = batched or (V0_TOKENS if pieces and not uncut else whole)
         return tokens, int(question.options.get("max_num_seqs", 0) or 256)
     tokens, requests = LARGE_BATCH if large else SMALL_BATCH
     if large and rules.largest_steps and device is not None and device.total >= LARGEST_GPU:
         tokens, requests = LARGEST_BATCH
+    if uncut:
+        tokens = step_tokens(tokens, length, rules)
     most = int(question.options.get("max_num_seqs", 0) or 0)
     if rules.capped_steps:
         tokens = min(tokens, (most or requests) * length)

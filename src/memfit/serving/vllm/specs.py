@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memfit.model.modules import Attention, Latent, Layer
-from memfit.serving.parts import Indexer, Picking, Recurrent, pair
+from memfit.serving.parts import Bidirectional, Indexer, Picking, Recurrent, pair
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import kv_heads, layers_of
@@ -36,6 +36,8 @@ def layer_specs(setup: Setup) -> list[Spec]:
     for layer in (*own_layers(setup), *setup.draft, *separate):
         for block in layer.blocks:
             mixer = block.mixer
+            if isinstance(mixer, Bidirectional) and setup.uncached:
+                continue
             if isinstance(mixer, Attention):
                 heads = kv_heads(mixer.kv_heads, setup.rank.heads)
                 tokens = PICKED if picking else setup.block
