@@ -74,6 +74,7 @@ def test_files_of_data_have_stand_ins(tmp_path: Path) -> None:
         ("runs/last/results.json", False),
         ("train.py", False),
         ("model.safetensors", False),
+        ("site-packages/typer-0.29.2.dist-info/top_level.txt", False),
     ],
 )
 def test_only_data_is_made_up(path: str, data: bool) -> None:

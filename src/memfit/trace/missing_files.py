@@ -28,12 +28,15 @@ OTHER = re.compile(
     r"deepspeed|ann?ot|split|list|licen|key|map|stopword|char",
     re.IGNORECASE,
 )
+INSTALLED = (".dist-info", ".egg-info")  # folders in which a package says what it holds
 
 
 def stands_for_data(path: str, ends: tuple[str, ...]) -> bool:
     """Whether a file that is not there is one of data by its name."""
     folder, name = os.path.split(path)
     stem, end = os.path.splitext(name)
+    if folder.endswith(INSTALLED):
+        return False
     own = OWN.search(folder) or OWN.search(stem)
     return end.lower() in ends and not own and OTHER.search(stem) is None
 
