@@ -113,6 +113,36 @@ def test_a_launcher_s_own_argument_is_the_rank(tmp_path: Path) -> None:
     assert found.strategy.ranks == 2
 
 
+BESIDE = """
+from importlib.util import find_spec
+import torch
+assert (find_spec("besides") is not None) == FOUND
+torch.nn.Linear(64, 64).cuda()(torch.ones(8, 64).cuda()).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "found"),
+    [
+        ("torchrun --nproc-per-node 2", False),
+        ("accelerate launch --multi_gpu --num_processes 2", False),
+        ("accelerate launch --use_deepspeed --num_processes 2", True),  # sets PYTHONPATH
+    ],
+)
+def test_a_launched_script_finds_what_is_beside_it(
+    launcher: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of the working directory, which Python adds to the launcher's own path."""
+    if found and find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed")
+    (tmp_path / "besides.py").touch()
+    script = tmp_path / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text(BESIDE.replace("FOUND", str(found)))
+    monkeypatch.chdir(tmp_path)
+    assert trace("scripts/train.py", launcher=launcher, steps=0).strategy.ranks == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 def test_deepspeed_starts_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

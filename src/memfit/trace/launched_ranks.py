@@ -246,9 +246,11 @@ class Ranks:
         processes."""
 
         def launch(config: Any, entrypoint: Any, args: Sequence[Any], *_: Any, **__: Any) -> Any:
-            from memfit.trace.launchers import run_words
+            from memfit.trace.launchers import SEARCHED, run_words, search
 
             self.inside = True
+            if SEARCHED in os.environ:  # accelerate's, for DeepSpeed
+                search(os.environ[SEARCHED])
             local = int(config.nproc_per_node)
             self.start(local * int(config.min_nodes), local)
             if callable(entrypoint):

@@ -38,8 +38,8 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
         key, _, value = rest.pop(0).partition("=")
         if value or key != "env":
             os.environ[key] = value
-            if key == "PYTHONPATH":  # an empty part is the working directory
-                sys.path[1:1] = [one or os.getcwd() for one in value.split(os.pathsep)]
+            if key == SEARCHED:
+                search(value)
         elif rest[:1] in (["-C"], ["--chdir"]) and rest[1:]:
             os.chdir(rest[1])
             rest = rest[2:]
@@ -66,6 +66,14 @@ def run_words(words: Sequence[str], ranks: Ranks) -> None:
     return run_file(rest[0], rest[1:])
 
 
+SEARCHED = "PYTHONPATH"
+
+
+def search(value: str) -> None:
+    """Look for modules there too; an empty part is the working directory."""
+    sys.path[1:1] = [one or os.getcwd() for one in value.split(os.pathsep)]
+
+
 # Words that start the command behind them unchanged.
 WRAPPERS = (["nohup"], ["time"], *([one, "run"] for one in ("uv", "poetry", "pdm", "pipenv")))
 
@@ -88,7 +96,7 @@ def run_launcher(module: str, words: Sequence[str], name: str, ranks: Ranks) -> 
     with reading(name, ranks):
         if not there(package := module.partition(".")[0]):
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-        run_module(module, words, name)
+        run_module(module, words, name, beside=False)
 
 
 @contextlib.contextmanager
@@ -217,10 +225,13 @@ def named(include: str) -> int:
     return len(include.partition(":")[2].split(",")) if ":" in include else 0
 
 
-def run_module(name: str, arguments: Sequence[str], called: str = "") -> None:
-    """As `python -m name arguments`."""
+def run_module(
+    name: str, arguments: Sequence[str], called: str = "", *, beside: bool = True
+) -> None:
+    """As `python -m name arguments`, which finds modules of the working directory `beside` it. What
+    a launcher starts does not: it is a process of its own."""
     sys.argv = [called or name, *arguments]
-    if os.getcwd() not in sys.path:
+    if beside and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if not there(name):
         raise InputError.one(
