@@ -180,6 +180,30 @@ def test_a_notebook_with_magics_runs(tmp_path: Path) -> None:
     trace(notebook)
 
 
+STEPS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(STEPS):
+    model(torch.ones(8, 64).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("steps", [3, 1])
+def test_a_cell_that_is_no_python_fails_when_it_is_reached(steps: int, tmp_path: Path) -> None:
+    code = [STEPS.replace("STEPS", str(steps)), "print(1)\nmodel(\n  first\n  second)\n", "1"]
+    cells = [{"cell_type": "code", "source": one} for one in code]
+    notebook = tmp_path / "run.ipynb"
+    notebook.write_text(json.dumps({"cells": cells}))
+    if steps == 3:
+        assert trace(notebook).script is not None
+        return
+    with pytest.raises(InputError, match="in a cell: first") as caught:
+        trace(notebook)
+    assert "run.py:10:" in str(caught.value.problems[0].where)
+
+
 WARNS = """
 import logging, sys, warnings, torch
 print("reading a.txt")

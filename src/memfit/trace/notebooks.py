@@ -53,7 +53,18 @@ def plain(cell: str) -> str:
             found.append(line)
             continue
         going_on = line.rstrip().endswith("\\")
-    return "\n".join(found)
+    return checked("\n".join(found), cell)
+
+
+def checked(code: str, cell: str) -> str:
+    """The code, or an error where it is none, which a notebook raises once it gets there."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError) as bad:
+        blank = "\n" * cell.count("\n")
+        line = getattr(bad, "text", None) or cell
+        return f"raise SyntaxError({f'{bad.args[0]} in a cell: {line.strip()}'!r}){blank}"
+    return code
 
 
 def beginning(text: str) -> str:
