@@ -512,3 +512,16 @@ def test_tegras_driver_keeps_other_records() -> None:
     assert page_records(find_gpu("jetson-agx-orin-64gb"), GIB) == 0
     assert page_records(find_gpu("gb10"), GIB) == GIB // 4096 * 40
     assert page_records(None, GIB) == 0
+
+
+def test_layers_that_guess_stay_in_16_bits_where_a_name_tells_the_quantization() -> None:
+    """A file on a Jetson AGX Thor has Sehyo's NVFP4 with its layer of MTP (75.17 GiB) and without
+    (70.47), which is that layer in 16 bits."""
+    model = "Sehyo/Qwen3.5-122B-A10B-NVFP4"
+    guess = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+    with_it, without = (
+        find_engine("vllm").answer(asked(model, "jetson-agx-thor", "0.19.0", **more)).figures
+        for more in (guess, {})
+    )
+    layer = with_it["weights_gib"] - without["weights_gib"]
+    assert layer == pytest.approx(75.17 - 70.47, abs=0.05)

@@ -89,6 +89,10 @@ ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
 # AWQ does not (examples/awq/qwen3_next_example.py); a name does not tell which, so the larger size
 # counts. The makers of the models, whose fp8 has blocks, do not either.
 LINEAR_ATTENTION = "re:.*linear_attn.*"
+# Tools that read the checkpoint through transformers do not load the layers that guess tokens
+# (modeling_qwen3_next.py, modeling_qwen3_5_moe.py _keys_to_ignore_on_load_unexpected, 5.23), so
+# what is served with them are copies in 16 bits.
+GUESSING = "re:^mtp.*"
 TUNED = re.compile(r"[-_](instruct|it|chat|base|pt|hf)(?=$|[-_])", re.IGNORECASE)
 
 
@@ -159,7 +163,7 @@ def recipe(quantization: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
     inner = text if isinstance(text, Mapping) else config
     if "linear_num_value_heads" not in inner or quantization == BLOCK:
         return dict(quantization)
-    return {**quantization, "ignore": [*quantization.get("ignore", ()), LINEAR_ATTENTION]}
+    return {**quantization, "ignore": [*quantization.get("ignore", ()), LINEAR_ATTENTION, GUESSING]}
 
 
 def by_name(name: str) -> Source | None:
