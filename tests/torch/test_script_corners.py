@@ -34,6 +34,11 @@ NOWHERE = """
 half = torch.ones(4, 4, device="cuda").to("meta", torch.float16)
 assert half.dtype == torch.float16 and half.device.type == "meta"
 """
+NUMBERS = """
+for one in (torch.inf, 1e9):
+    chosen = torch.where(torch.ones(4) > 2, torch.ones(4), one)
+    assert chosen.tolist() == [one] * 4
+"""
 COPIES = """
 class Wrapper(torch.nn.Module):
     def __init__(self):
@@ -94,7 +99,7 @@ assert moving.weight.grad.is_cuda
 
 def test_corners(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(HEAD + MASKS + NOWHERE + COPIES + MOVES + SCALARS + TYPES)
+    script.write_text(HEAD + MASKS + NOWHERE + NUMBERS + COPIES + MOVES + SCALARS + TYPES)
     trace(script, steps=0)
 
 

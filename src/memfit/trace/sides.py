@@ -208,7 +208,8 @@ class Sides(Recorder):
             or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None)
             or torch.get_default_dtype()
         )
-        count = count_of(args)
+        # A number's value says nothing of its size, as in `torch.where(mask, x, torch.inf)`
+        count = 1 if func is aten.scalar_tensor.default else count_of(args)
         if func._schema.name in EMPTY and kind.is_floating_point and count > 1:
             return True
         return count > REAL_COUNT or (
