@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memfit.api.verbs import trace
+from memfit.errors import InputError
 from memfit.trace import assumed_models
 
 
@@ -44,6 +45,42 @@ def test_a_name_says_which_sizes(name: str, known: str) -> None:
 )
 def test_a_name_that_says_too_little(name: str) -> None:
     assert assumed_models.find(name) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/root/autodl-tmp/Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("autodl-tmp/models/Qwen3-8B/", "Qwen3-8B"),
+        ("~/models/Qwen/Qwen3-0___6B", "Qwen/Qwen3-0.6B"),
+        ("../llama-2-7b-tuned", "llama-2-7b-tuned"),
+        ("hub/models--Qwen--Qwen3-8B/snapshots/1a2b", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_a_folder_is_called_after_its_model(path: str, name: str) -> None:
+    assert assumed_models.published(path) == name
+
+
+FOLDERS = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("/models/HuggingFaceTB/SmolLM2-135M")
+assert len(tokenizer) == 49152
+kept = AutoModelForCausalLM.from_pretrained("./models/SmolLM2-135M", device_map="cuda")
+assert kept.config.hidden_size == 576
+AutoModelForCausalLM.from_pretrained("./models/of-mine")
+"""
+
+
+def test_folders_of_models_that_are_not_there(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FOLDERS)
+    with pytest.raises(InputError, match=r"folder `\./models/of-mine`, which was not") as caught:
+        trace(script)
+    said = [one.message for one in caught.value.problems if "config" in one.message]
+    assert len(said) == 2
+    assert "`HuggingFaceTB/SmolLM2-135M` takes its place" in said[0]
 
 
 RUN = """

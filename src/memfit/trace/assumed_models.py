@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memfit.trace import public_configs
+from memfit.trace import failures, public_configs
 
 SIZE = re.compile(r"(?:\d+x)?(\d+(?:\.\d+)?)([bm])")
 # What names add to that of the model that was tuned.
@@ -19,6 +19,7 @@ OTHER = re.compile(
     r"vl|vlm|vision|vit|clip|siglip|whisper|wav2vec\d*|audio|speech|tts|diffusion|embed\w*|rerank\w*"
     r"|llava|moe|\d+x\d+b|a\d+b|awq|gptq|gguf|exl2|fp8|nvfp4|mxfp4|int[48]|[48]bits?|bnb|lora"
 )
+CACHED = "models--"  # folders of huggingface_hub's cache
 NEAR = 1.15  # times as many parameters
 PLAIN = "llama"  # the family of the commonest design, and what its models are called
 
@@ -26,6 +27,23 @@ PLAIN = "llama"  # the family of the commonest design, and what its models are c
 def words(name: str) -> list[str]:
     """`acme/Llama-3-8B_med` is llama, 3, 8b and med."""
     return [one for one in re.split(r"[-_ ]", name.rpartition("/")[2].lower()) if one]
+
+
+def published(path: str) -> str:
+    """What a model is called on the hub, by the folder that it was downloaded to: there
+    `Qwen/Qwen3-8B` of `~/models/Qwen/Qwen3-8B`, `models--Qwen--Qwen3-8B/snapshots/1a2b` in
+    huggingface_hub's cache, and `___` for a dot in ModelScope's."""
+    from memfit.model import catalog
+
+    if not failures.is_path(path):
+        return path
+    steps = [one for one in path.replace("___", ".").split("/") if one]
+    cached = next((one for one in steps if one.startswith(CACHED)), "")
+    if cached:
+        return cached.removeprefix(CACHED).replace("--", "/", 1)
+    both = "/".join(steps[-2:])
+    known = catalog.find(both) or both.lower() in public_configs.table()["models"]
+    return both if known else "".join(steps[-1:])
 
 
 def parts(name: str) -> tuple[str, str]:
@@ -133,4 +151,4 @@ def find(name: str) -> tuple[dict[str, Any], str] | None:
     return None if known is None else (dict(catalog.entry(known).config()), message)
 
 
-__all__ = ["find"]
+__all__ = ["find", "published"]

@@ -31,6 +31,7 @@ HUB = (
     "OfflineModeError",
     "DatasetNotFoundError",
     "MaxRetryError",
+    "HFValidationError",  # the path of a folder that is not there is no name of the hub's
 )
 UNREACHABLE = (
     "couldn't connect",
@@ -318,6 +319,9 @@ def hub(bad: BaseException, script: str) -> Told:
             or ("Can't load" in text and "from_pretrained" in text)
         ):
             name = repository(bad)
+            if is_path(name):
+                message = f"`{script}` loads the folder `{name}`, which was not found"
+                return message, "give the path of the folder, or the model's name on the hub"
             named = f"`{name}`" if name else "something"
             return (
                 (
@@ -340,6 +344,11 @@ def missing_file(bad: BaseException) -> BaseException | None:
         ):
             return at
     return None
+
+
+def is_path(name: str) -> bool:
+    """Whether a model is named by a folder; the hub has an owner and a name at most."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def repository(bad: BaseException) -> str:

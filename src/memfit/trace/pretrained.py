@@ -8,6 +8,7 @@ transformers looks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 from types import ModuleType
@@ -111,40 +112,70 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
     def config_dict(cls: Any, name: Any, **given: Any) -> Any:
         from memfit.model import catalog
 
-        known = None if os.path.isdir(name) or os.path.isfile(name) else catalog.find(str(name))
-        if known is None:
+        here = os.path.isdir(name) or os.path.isfile(name)
+        called = str(name) if here else assumed_models.published(str(name))
+        known = None if here else catalog.find(called)
+        found: Any = None
+        if known is not None:
+            found = catalog.entry(known).config()
+            if called != str(name):
+                message = f"`{name}` was not found: the config of `{known}` takes its place"
+                recorder.note(f"config {name}", message)
+        else:
             try:
                 return true(cls, name, **given)
             except Exception as bad:
-                public = public_configs.find(str(name), str(given.get("subfolder") or ""))
-                copied = original(str(name)) if public is None else None
-                alike = None
-                if copied is not None:
-                    public = copied[1]
-                elif public is None:
-                    alike = assumed_models.find(str(name))
-                    public = alike[0] if alike else None
-                if public is None or failures.missing_file(bad) is None:
+                if failures.missing_file(bad) is None:
                     raise
-                if alike is not None:
-                    recorder.note(f"config {name}", alike[1], "give the folder of the true one")
-                elif copied is None:
-                    public_configs.note(recorder, str(name))
-                else:
-                    message = (
-                        f"`{name}` was not found: it is assumed to have the sizes of `{copied[0]}`"
-                    )
-                    if str(name).endswith(DYNAMIC):
-                        message += "; it takes more memory, for some of its layers stay in 16 bits"
-                    recorder.note(f"config {name}", message)
-                return {**public, "_name_or_path": str(name)}, {
-                    key: value for key, value in given.items() if key not in READING
-                }
-        return {**catalog.entry(known).config(), "_name_or_path": str(name)}, {
+                found = assumed(str(name), called, str(given.get("subfolder") or ""), recorder)
+                if found is None:
+                    raise
+        return {**found, "_name_or_path": str(name)}, {
             key: value for key, value in given.items() if key not in READING
         }
 
     return [(kind, "get_config_dict", classmethod(config_dict))]  # type: ignore[arg-type]
+
+
+def folders(module: ModuleType) -> list[Patch]:
+    """For `transformers.utils.hub`: a folder that is not there is looked for by its model's name,
+    in huggingface_hub's cache and on the hub."""
+
+    def elsewhere(true: Any) -> Any:
+        @functools.wraps(true)
+        def cached(path_or_repo_id: Any, *args: Any, **given: Any) -> Any:
+            name = str(path_or_repo_id)
+            if not os.path.exists(name):
+                name = assumed_models.published(name)
+            return true(name, *args, **given)
+
+        return cached
+
+    return [
+        (module, name, elsewhere(getattr(module, name)))
+        for name in ("cached_file", "cached_files")
+        if hasattr(module, name)
+    ]
+
+
+def assumed(name: str, called: str, part: str, recorder: Watcher) -> dict[str, Any] | None:
+    """The config of a public model that stands for one that was not found."""
+    public = public_configs.find(called, part)
+    if public is not None:
+        public_configs.note(recorder, name)
+        return public
+    copied = original(called)
+    if copied is not None:
+        message = f"`{name}` was not found: it is assumed to have the sizes of `{copied[0]}`"
+        if name.endswith(DYNAMIC):
+            message += "; it takes more memory, for some of its layers stay in 16 bits"
+        recorder.note(f"config {name}", message)
+        return copied[1]
+    alike = assumed_models.find(called)
+    if alike is None:
+        return None
+    recorder.note(f"config {name}", alike[1], "give the folder of the true one")
+    return alike[0]
 
 
 def hub_constants(module: ModuleType) -> list[Patch]:
@@ -417,4 +448,4 @@ def on_cpu(place: Any) -> bool:
     return False
 
 
-__all__ = ["configs", "models"]
+__all__ = ["configs", "folders", "models"]

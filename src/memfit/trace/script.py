@@ -189,6 +189,7 @@ def changes(recorder: launched_ranks.RankWatcher) -> dict[str, imports.Change]:
     """Packages that are changed when the program imports them."""
     return {
         "huggingface_hub.constants": pretrained.hub_constants,
+        "transformers.utils.hub": pretrained.folders,
         "transformers.configuration_utils": lambda module: pretrained.configs(module, recorder),
         "transformers.modeling_utils": lambda module: [
             *pretrained.models(module, recorder),
