@@ -221,6 +221,28 @@ def test_the_outline_has_the_layers_that_training_knows(config: dict[str, Any]) 
     assert is_encoder(found)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "tokens"),
+    [
+        ("bge-large-en-v1.5", "bert", 512),
+        ("all-MiniLM-L6-v2", "bert", 512),
+        ("multilingual-e5-large", "xlm-roberta", 512),
+        ("ms-marco-MiniLM-L6-v2", "bert", 512),
+        ("gte-large-en-v1.5", "new", 8192),
+        ("ModernBERT-large", "modernbert", 8192),
+        ("nomic-embed-text-v1.5", "nomic_bert", 2048),
+    ],
+)
+def test_well_known_models_by_name(name: str, kind: str, tokens: int) -> None:
+    entry = catalog.entry(name)
+    assert entry.model_type == kind
+    found = memfit.serve(name, engine="vllm", gpu="t4")
+    assert found.figures["max_model_len"] == tokens
+    assert found.parameters == entry.parameters
+    held = found.figures["weights_gib"] * GIB / (2 * entry.parameters)
+    assert 0.96 < held < 1.03  # without poolers and heads of words, tables in rows of 64
+
+
 def test_what_no_encoder_can_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="is an encoder, and memfit knows those in vLLM alone"):
         memfit.serve(BGE, engine="tgi", gpu="l4")

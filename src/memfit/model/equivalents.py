@@ -70,6 +70,11 @@ EQUIVALENTS: dict[str, Equivalent] = {
         like="minimax_m3_vl_text",
         cite="MiniMax-M3's text model, which transformers has inside of minimax_m3_vl",
     ),
+    "new": Equivalent(
+        like="gte",
+        cite="Alibaba-NLP/new-impl, which transformers has as GTE (vLLM 0.24.0 models/"
+        "bert_with_rope.py GteNewModel)",
+    ),
     "nemotron-nas": Equivalent(
         like="nemotron_nas", cite="Puzzle (arXiv 2411.19146); block_configs of the config.json"
     ),
