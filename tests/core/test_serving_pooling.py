@@ -243,8 +243,28 @@ def test_well_known_models_by_name(name: str, kind: str, tokens: int) -> None:
     assert 0.96 < held < 1.03  # without poolers and heads of words, tables in rows of 64
 
 
+@pytest.mark.parametrize("name", [BGE, RERANKER])
+def test_sglang_sets_a_cache_aside_for_an_encoder(name: str) -> None:
+    """Two vectors a layer and token, as for a decoder; heads in 16 bits."""
+    found = memfit.serve(name, engine="sglang", gpu="l4")
+    entry = catalog.entry(name)
+    config = entry.config()
+    token = 4 * config["hidden_size"] * config["num_hidden_layers"]
+    assert found.figures["kv_gib"] * GIB == found.figures["kv_tokens"] * token
+    assert found.figures["kv_gib"] > 15
+    assert entry.parameters is not None
+    held = found.figures["weights_gib"] * GIB / (2 * entry.parameters)
+    assert 0.97 < held < 1.06  # whole segments of the allocator
+    assert not any("graphs" in one.message for one in found.problems)
+
+
+def test_sglang_has_no_other_encoders() -> None:
+    with pytest.raises(InputError, match="`modernbert` is an encoder"):
+        memfit.serve("ModernBERT-base", engine="sglang", gpu="l4")
+
+
 def test_what_no_encoder_can_is_refused_in_words() -> None:
-    with pytest.raises(InputError, match="is an encoder, and memfit knows those in vLLM alone"):
+    with pytest.raises(InputError, match="is an encoder, which memfit knows in vLLM alone"):
         memfit.serve(BGE, engine="tgi", gpu="l4")
     with pytest.raises(InputError, match="encoders, which generate nothing"):
         plan_engine(BGE, engine="vllm", gpu="l4")

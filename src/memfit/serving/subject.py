@@ -67,7 +67,7 @@ def known_model(subject: Subject, *, compressed: bool = False, encoders: bool = 
         message = f"compressed caches of `{subject.model.family}` are known for vLLM alone"
         raise InputError.one(message, where="model", hint="use `--engine vllm`, version 0.25 or so")
     if is_encoder(subject.model) and not encoders:
-        message = f"`{subject.model.family}` is an encoder, and memfit knows those in vLLM alone"
+        message = f"`{subject.model.family}` is an encoder, which memfit knows in vLLM alone"
         raise InputError.one(message, where="model", hint="use `--engine vllm`")
     return subject.model
 

@@ -239,4 +239,17 @@ def is_encoder(model: Model | None) -> bool:
     return bool(found) and all(isinstance(one, Bidirectional) for one in found)
 
 
-__all__ = ["TEXT_ENCODERS", "is_encoder"]
+def in_own_numbers(model: Model) -> Model:
+    """The same with heads in the model's own numbers."""
+    return replace(
+        model,
+        final=tuple(
+            replace(one, held=tuple(replace(weight, format="") for weight in one.held))
+            if isinstance(one, Loose)
+            else one
+            for one in model.final
+        ),
+    )
+
+
+__all__ = ["TEXT_ENCODERS", "in_own_numbers", "is_encoder"]

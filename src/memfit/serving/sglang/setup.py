@@ -26,8 +26,9 @@ from memfit.serving.separate_drafts import (
     draft_problems,
 )
 from memfit.serving.sglang.defaults import Defaults, Launch, defaults_of
+from memfit.serving.sglang.encoders import of_sglang
 from memfit.serving.stored import ONLINE, Scheme, scheme_of
-from memfit.serving.subject import known_model
+from memfit.serving.text_encoders import is_encoder
 from memfit.serving.weights import Rank, attention_heads, number_width, splits
 from memfit.units import MIB
 
@@ -89,7 +90,7 @@ def set_up(question: Question) -> Setup:
     question = with_contexts(question)
     options, subject = question.options, question.subject
     problems = list(silicon_problems(question, "SGLang"))
-    model = known_model(subject)
+    model = of_sglang(subject)
     tensor = int(options.get("tp_size") or 1)
     copies = int(options.get("dp_size") or 1)
     shared = bool(options.get("enable_dp_attention")) and copies > 1
@@ -110,6 +111,7 @@ def set_up(question: Question) -> Setup:
     fraction = fraction_of(question, tensor, copies, chunk, graphs)
     problems += fraction_problems(options, fraction)
     raise_errors(problems)
+    graphs = 0 if is_encoder(model) else graphs  # cuda_graph_setup.py: steps that decode alone
     problems += uncounted(question, graphs)
     separate = separate_draft(question)
     raise_errors(draft_problems(separate, "speculative_algorithm"))
