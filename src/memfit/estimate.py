@@ -41,7 +41,6 @@ from memfit.lower import (
     allocator_requests,
     distinct,
     lower,
-    replayed_tape,
     waits,
 )
 from memfit.lower.engines import foldable
@@ -428,15 +427,12 @@ def shortfall(
     job: Job,
     cluster: Cluster,
     strategy: Strategy = ONE,
-    *,
-    replayed: bool = False,
 ) -> int:
     """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas
-    never say `fits` where this is positive. `replayed`: by the walk that `surplus` replays, where
-    that is asked for next."""
+    never say `fits` where this is positive."""
     place = cluster, strategy
     (outside, _), (low, _) = outside_of(job, place), room_of(cluster.gpu)
-    return _reach(_live(model, job, place, replayed=replayed), outside.high) - low
+    return _reach(_live(model, job, place), outside.high) - low
 
 
 def _live(
@@ -444,13 +440,10 @@ def _live(
     job: Job,
     place: Place,
     producer: Producer | None = None,
-    *,
-    replayed: bool = False,
 ) -> int:
     """The most bytes that are alive."""
     with uncollected():
-        tape = replayed_tape(model, job, *place) if replayed else None
-        return peaks(tape or _tape(model, job, place, producer, False, LIVE_PASSES)).allocated
+        return peaks(_tape(model, job, place, producer, False, LIVE_PASSES)).allocated
 
 
 def _reach(live: int, outside: int) -> int:

@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from memfit.plan.card import (
     Card,
     supported_row,
 )
-from memfit.plan.furthest import Short, halved, live_end
+from memfit.plan.furthest import halved
 from memfit.plan.reverse import largest_batch, last, longest_seq
 from memfit.plan.shelf import Shelf, Smallests
 from memfit.processes import VARIABLE
@@ -302,7 +301,7 @@ def test_a_shelf_says_what_the_smallest_form_needs(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES) + 7), ("gpt2", {}, 6)]
+    ("model", "where", "total"), [("gpt2", {"gpu": "t4"}, len(USES) + 1), ("gpt2", {}, 6)]
 )
 def test_progress_counts_every_search(model: str, where: dict[str, str], total: int) -> None:
     told: list[tuple[int, int, str]] = []
@@ -473,24 +472,3 @@ def test_the_end_of_a_line_is_found_without_both_of_its_neighbours() -> None:
     tried.clear()
     assert last(over, 100_000, start=5_000, share=8) == 10_142
     assert len(tried) < exact
-
-
-def test_the_end_of_a_line_is_looked_at_once() -> None:
-    tried: list[int] = []
-    seen: dict[int, int] = {}
-
-    def counted(over: Callable[[int], int]) -> Short:
-        def short(count: int, precise: bool = False) -> int:
-            if count not in seen:
-                tried.append(count)
-                seen[count] = over(count)
-            return seen[count]
-
-        return short
-
-    assert live_end(counted(lambda count: 7_000 * count - 180_000), seen, 4096, 8, ()) == 25
-    assert tried == [8, 16, 25]
-    seen.clear()
-    # Beyond 20 each one takes twice as much: the line says 35, where 28 are the end.
-    curved = counted(lambda count: 100 * max(count, 2 * count - 20) - 3_600)
-    assert live_end(curved, seen, 4096, 8, ()) == 0

@@ -3,6 +3,7 @@ batches and lengths, the smallest and the cheapest GPU, and what a shelf of mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -74,7 +75,7 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
 
     class Line:
         def __init__(self, model: Any, cluster: Cluster, strategy: Strategy) -> None:
-            self.cluster, self.strategy = cluster, strategy
+            self.model, self.cluster, self.strategy = model, cluster, strategy
 
         def short(self, job: Job) -> int:
             return made.shortfall(None, job, self.cluster, self.strategy)
@@ -98,6 +99,10 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
     return made
 
 
+def look() -> Any:
+    return card.Look(shaped(), T4, ONE)
+
+
 def no_server(*_: Any, **__: Any) -> Served | None:
     return None
 
@@ -105,17 +110,17 @@ def no_server(*_: Any, **__: Any) -> Served | None:
 def test_a_row_has_the_largest_batch_and_its_speed(formula: Formula) -> None:
     """A T4 offers 14.5 GiB and some: 8 in 8 bits, and one for each sequence."""
     room = usable(T4.gpu)
-    found = card.batch_row(shaped(), ANSWERS["8-bit"], T4, ONE, job_of)
+    found = card.batch_row(look(), ANSWERS["8-bit"], job_of)
     assert (found.fits, found.most, found.job.batch) == (True, (room - 8 * GIB) // GIB, 1)
     assert (found.device, found.tokens_per_second) == (9 * GIB, 100.0)
-    tuned = card.batch_row(shaped(), TUNES["qlora"], T4, ONE, job_of)
+    tuned = card.batch_row(look(), TUNES["qlora"], job_of)
     assert (tuned.fits, tuned.job.batch, tuned.device) == (True, 4, 10 * GIB)
-    few = card.batch_row(shaped(), TUNES["lora"], T4, ONE, job_of)
+    few = card.batch_row(look(), TUNES["lora"], job_of)
     assert (few.most, few.job.batch) == ((room - 12 * GIB) // GIB,) * 2
-    none = card.batch_row(shaped(), TUNES["full"], T4, ONE, job_of)
+    none = card.batch_row(look(), TUNES["full"], job_of)
     assert (none.fits, none.most, none.job.batch, none.device) == (False, 0, 1, 0)
     formula.refused = ("int8",)
-    refused = card.batch_row(shaped(), ANSWERS["8-bit"], T4, ONE, job_of)
+    refused = card.batch_row(look(), ANSWERS["8-bit"], job_of)
     assert refused.refused == "int8 is not supported"
     whole = card.row(shaped(), ANSWERS["8-bit"], T4, ONE, job_of)
     assert whole.refused == "int8 is not supported"
@@ -148,25 +153,17 @@ def test_the_first_layout_that_is_supported_and_fits(formula: Formula) -> None:
 
 def rows(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, Row], split: tuple[str, ...] = ()
-) -> Any:
+) -> Callable[[Cluster], card.Card]:
     """A card of these rows; those of `split` have their layers one after the other."""
     uses = tuple(row.use for row in known.values())
     monkeypatch.setattr(card, "with_servers", lambda *_: uses)
-    asked: list[tuple[str, bool]] = []
 
-    def part(model: Any, cluster: Any, job_of: Any, serve: Any, given: tuple[Use, bool]) -> Any:
-        use, longest = given
-        asked.append((use.key, longest))
-        layout = Strategy(split=even_split(32, 2)) if use.key in split else ONE
-        return (Row(use=use, longest=99) if longest else known[use.key]), layout
+    def row_of(model: Any, cluster: Any, job_of: Any, serve: Any, use: Use) -> Any:
+        return known[use.key], Strategy(split=even_split(32, 2)) if use.key in split else ONE
 
-    monkeypatch.setattr(card, "part", part)
+    monkeypatch.setattr(card, "row_of", row_of)
     asking = Asking(job_of=job_of, serve=no_server)
-
-    def made(cluster: Cluster) -> Any:
-        return card.card(shaped(), cluster, asking), asked
-
-    return made
+    return lambda cluster: card.card(shaped(), cluster, asking)
 
 
 def test_the_first_row_of_each_group_that_fits_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,19 +172,16 @@ def test_the_first_row_of_each_group_that_fits_is_the_best(monkeypatch: pytest.M
         use.key: Row(use=use, job=SHORT, fits=use.key in fits)
         for use in (*ANSWERS.values(), *TUNES.values())
     }
-    found, asked = rows(monkeypatch, known)(T4)
+    found = rows(monkeypatch, known)(T4)
     assert [row.use.key for row in found.rows if row.best] == ["8-bit", "lora"]
-    assert [row.longest for row in found.rows] == [99] * 6  # each asked for on its own
-    assert asked == [(key, longest) for key in known for longest in (False, True)]
-    several, asked = rows(monkeypatch, known)(parse_cluster("2xt4"))
-    assert asked == [(key, False) for key in known]
-    assert several.fits
-    halved, _ = rows(monkeypatch, known, split=("8-bit",))(parse_cluster("2xt4"))
+    assert [row.use.key for row in found.rows] == list(known)
+    assert found.fits
+    halved = rows(monkeypatch, known, split=("8-bit",))(parse_cluster("2xt4"))
     assert [row.use.key for row in halved.rows if row.best] == ["4-bit", "lora"]
-    every, _ = rows(monkeypatch, known, split=("8-bit", "4-bit"))(parse_cluster("2xt4"))
+    every = rows(monkeypatch, known, split=("8-bit", "4-bit"))(parse_cluster("2xt4"))
     assert [row.use.key for row in every.rows if row.best] == ["8-bit", "lora"]
     nothing = {key: Row(use=row.use) for key, row in known.items()}
-    none, _ = rows(monkeypatch, nothing)(T4)
+    none = rows(monkeypatch, nothing)(T4)
     assert not none.fits
     assert not any(row.best for row in none.rows)
 
@@ -200,9 +194,8 @@ def test_a_server_that_refuses_has_no_row(monkeypatch: pytest.MonkeyPatch) -> No
         gguf.key: Row(use=gguf, refused="no"),
         "8-bit": Row(use=ANSWERS["8-bit"], refused="no"),
     }
-    found, asked = rows(monkeypatch, known)(T4)
+    found = rows(monkeypatch, known)(T4)
     assert [row.use.key for row in found.rows] == [gguf.key, "8-bit"]
-    assert asked == [("s", False), (gguf.key, False), ("8-bit", False), ("8-bit", True)]
 
 
 def test_the_smallest_and_the_cheapest_gpu(formula: Formula) -> None:
@@ -269,12 +262,15 @@ def test_a_shelf_has_the_best_use_of_each_group(formula: Formula) -> None:
     assert (line().name, line().parameters) == ("m", 7)
 
 
-def test_a_part_of_a_card_is_a_row_or_its_longest_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one GPU the two are asked for apart, on several a layout is looked for; what does not fit
-    says what would make it fit, where something does."""
+def test_a_row_of_a_card_has_its_longest_sequence_and_what_would_make_it_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answering, tuning = ANSWERS["8-bit"], TUNES["lora"]
-    monkeypatch.setattr(card, "batch_row", lambda model, use, *_: Row(use=use, most=5))
-    monkeypatch.setattr(card, "longest_row", lambda model, use, *_: Row(use=use, longest=6))
+    monkeypatch.setattr(card, "Look", lambda *_: None)
+    monkeypatch.setattr(card, "batch_row", lambda look, use, _: Row(use=use, most=5))
+    monkeypatch.setattr(card, "longest_row", lambda look, use, _: Row(use=use, longest=6))
+    alone = card.row(shaped(), tuning, T4, ONE, job_of)
+    assert (alone.most, alone.longest) == (5, 6)
     layout = Strategy(tp=TP(size=2))
     monkeypatch.setattr(card, "supported_row", lambda _, use, *__: (Row(use=use, most=7), layout))
     monkeypatch.setattr(
@@ -283,21 +279,19 @@ def test_a_part_of_a_card_is_a_row_or_its_longest_sequence(monkeypatch: pytest.M
     monkeypatch.setattr(card, "served_row", lambda model, use, *_: Row(use=use, most=8))
     monkeypatch.setattr(card, "server_row", lambda model, use, *_: Row(use=use, most=9))
 
-    def part(use: Use, longest: bool, gpus: str) -> tuple[int, int, int, Strategy]:
-        one, strategy = card.part(shaped(), parse_cluster(gpus), job_of, no_server, (use, longest))
-        return one.most, one.longest, one.device, strategy
+    def asked(use: Use, gpus: str) -> tuple[int, int, Strategy]:
+        one, strategy = card.row_of(shaped(), parse_cluster(gpus), job_of, no_server, use)
+        return one.most, one.device, strategy
 
     for use in (answering, tuning):
-        assert part(use, False, "t4") == (5, 0, 1, ONE)
-        assert part(use, True, "t4") == (0, 6, 0, ONE)
-        assert part(use, False, "2xt4") == (7, 0, 1, layout)
+        assert asked(use, "2xt4") == (7, 1, layout)
     gguf = next(use for use in USES if use.gguf)
     server = Use(key="s", title="s", options={}, server="own")
-    assert part(gguf, False, "t4") == (8, 0, 0, ONE)
-    assert part(server, False, "2xt4")[:3] == (9, 0, 0)
+    assert asked(gguf, "t4") == (8, 0, ONE)
+    assert asked(server, "2xt4")[:2] == (9, 0)
     for row in (Row(use=tuning, fits=True), Row(use=tuning, refused="no")):
-        monkeypatch.setattr(card, "batch_row", lambda *_, row=row: row)
-        assert part(tuning, False, "t4")[2] == 0  # no way is looked for
+        monkeypatch.setattr(card, "supported_row", lambda *_, row=row: (row, ONE))
+        assert asked(tuning, "t4")[1] == 0  # no way is looked for
 
 
 def test_a_server_stands_behind_the_weights_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

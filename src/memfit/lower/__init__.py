@@ -195,16 +195,6 @@ def allocator_requests(
     return requests(found.events, found.repeats, found.program.entries, model.path)
 
 
-def replayed_tape(
-    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy
-) -> Tape | None:
-    """The compact tape whose requests the allocator is asked, or None as above."""
-    if not steady(strategy) or waits(job):
-        return None
-    found = whole(walked(model, job, cluster, strategy, BOTH))
-    return Tape(events=found.events, repeats=found.repeats, source="formula", rank=strategy.rank)
-
-
 def whole(found: Walk | None) -> Walk:
     """Where the ends of every run are walked nothing stays untold."""
     assert found is not None

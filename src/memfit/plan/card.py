@@ -219,20 +219,10 @@ class Asking:
 
 def card(model: Model, cluster: Cluster, asking: Asking) -> Card:
     uses = with_servers(model, cluster)
-    single = [cluster.gpus == 1 and not use.served for use in uses]
-    parts = [
-        (use, longest)
-        for use, alone in zip(uses, single, strict=True)
-        for longest in ((False, True) if alone else (False,))
-    ]
-    search = partial(part, model, cluster, asking.job_of, asking.serve)
-    found = iter(asking.all(search, parts, lambda one: one[0].title))
-    rows: list[Row] = []
-    spread: dict[str, Strategy] = {}
-    for use, alone in zip(uses, single, strict=True):
-        one, spread[use.key] = next(found)
-        if not (use.server and one.refused):
-            rows.append(with_longest(one, next(found)[0]) if alone else one)
+    search = partial(row_of, model, cluster, asking.job_of, asking.serve)
+    found = asking.all(search, uses, lambda use: use.title)
+    spread = {use.key: strategy for use, (_, strategy) in zip(uses, found, strict=True)}
+    rows = [one for one, _ in found if not (one.use.server and one.refused)]
     for answering in (True, False):
         fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answering]
         if fit:
@@ -242,24 +232,17 @@ def card(model: Model, cluster: Cluster, asking: Asking) -> Card:
     return Card(model=model, cluster=cluster, strategies=spread, rows=tuple(rows))
 
 
-def part(
-    model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, asked: tuple[Use, bool]
+def row_of(
+    model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, use: Use
 ) -> tuple[Row, Strategy]:
-    """A row with what would make it fit; on one GPU either without its longest sequence, or with
-    nothing else."""
-    use, longest = asked
+    """A row with what would make it fit, and its layout."""
     model = of_use(model, use, job_of, cluster.gpu)
     with uncollected(), remembering():
         if use.gguf:
             return served_row(model, use, cluster, serve), layouts(model, use, cluster)[0]
         if use.server:
             return server_row(model, use, cluster), layouts(model, use, cluster)[0]
-        if longest:
-            return longest_row(model, use, cluster, ONE, job_of), ONE
-        if cluster.gpus == 1:
-            found, strategy = batch_row(model, use, cluster, ONE, job_of), ONE
-        else:
-            found, strategy = supported_row(model, use, cluster, job_of)
+        found, strategy = supported_row(model, use, cluster, job_of)
         if not found.fits and not found.refused:
             found = with_way(model, found, cluster, strategy)
         return found, strategy
@@ -299,16 +282,16 @@ def supported_row(model: Model, use: Use, cluster: Cluster, job_of: Jobs) -> tup
 
 
 def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
-    found = batch_row(model, use, cluster, strategy, job_of)
-    if found.refused:
-        return found
-    return with_longest(found, longest_row(model, use, cluster, strategy, job_of))
-
-
-def batch_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
-    """A row without its longest sequence."""
-    job = job_of(model, use, strategy, cluster.gpu)
+    """The largest batch, then the longest sequence, which has as much beyond its live peak."""
     look = Look(model, cluster, strategy)
+    found = batch_row(look, use, job_of)
+    return found if found.refused else with_longest(found, longest_row(look, use, job_of))
+
+
+def batch_row(look: Look, use: Use, job_of: Jobs) -> Row:
+    """A row without its longest sequence."""
+    model, cluster, strategy = look.model, look.cluster, look.strategy
+    job = job_of(model, use, strategy, cluster.gpu)
     try:
         look.short(job)
         stays = unquantized(model, job, cluster, strategy)
@@ -340,13 +323,12 @@ def unquantized(model: Model, job: Job, cluster: Cluster, strategy: Strategy) ->
     return next((one.message for one in said if one.where == "job.quant"), "")
 
 
-def longest_row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
+def longest_row(look: Look, use: Use, job_of: Jobs) -> Row:
     """The longest sequence of a row alone; of answers only the prompt counts here."""
-    job = job_of(model, use, strategy, cluster.gpu)
+    job = job_of(look.model, use, look.strategy, look.cluster.gpu)
     alone = job.replace(batch=1, accumulate=1)
-    look = Look(model, cluster, strategy)
     try:
-        longest = furthest(look, alone, "seq", positions(model, job), 0)
+        longest = furthest(look, alone, "seq", positions(look.model, job), 0)
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
     return Row(use=use, job=job, longest=longest)

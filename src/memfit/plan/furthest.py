@@ -1,10 +1,11 @@
-"""How far one option of a job can go: along the line of the live peak, then back until the
-allocator has room."""
+"""How far one option of a job can go: along the live peak, which is quick to tell, then by as much
+less as the allocator holds beyond it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Protocol
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
 
 from memfit.constants import setting
 from memfit.estimate import shortfall, surplus
@@ -13,18 +14,22 @@ from memfit.job import Job
 from memfit.model.model import Model
 from memfit.plan.advice import Setting, bound_shortfall
 from memfit.plan.memory_lower_bounds import Holds
-from memfit.plan.reverse import Points, last
+from memfit.plan.reverse import last
 from memfit.strategy import Strategy
 
 UNIT: Annotated[int, setting("tokens of which a longest context is a multiple")] = 256
 SHARE: Annotated[int, setting("part of a length to which its live peak is followed")] = 8
-EXACT: Annotated[int, setting("part of a unit to which a live peak lies on a line")] = 16
-BACK: Annotated[int, setting("part of a number that a step back may have been too long")] = 16
-TRIES: Annotated[int, setting("precise estimates of what a line promises, at most")] = 6
+BACK: Annotated[int, setting("part of a number that is not worth another replay")] = 16
+FAR: Annotated[int, setting("times the first length from where on a curve is followed")] = 8
+HELD: Annotated[float, setting("bytes held beyond each that grows, where a search begins")] = 0.2
+TRIES: Annotated[int, setting("replays of the allocator for one number, at most")] = 6
 
 
 class Look:
-    """By how many bytes a job does not fit: by its live peak, or with the allocator replayed."""
+    """By how many bytes a job does not fit: by its live peak, or with the allocator replayed.
+    `held` is what the allocator held beyond each byte that grows, where the last search ended."""
+
+    held = HELD
 
     def __init__(self, model: Model, cluster: Cluster, strategy: Strategy) -> None:
         self.model, self.cluster, self.strategy = model, cluster, strategy
@@ -34,100 +39,151 @@ class Look:
         """Whether a lower bound on the live peak says already that it does not fit."""
         return (bound_shortfall(self.holds, Setting(job, self.strategy), self.cluster) or 0) > 0
 
-    def short(self, job: Job, precise: bool = False) -> int:
-        return shortfall(self.model, job, self.cluster, self.strategy, replayed=precise)
+    def short(self, job: Job) -> int:
+        return shortfall(self.model, job, self.cluster, self.strategy)
 
     def over(self, job: Job) -> int:
         return surplus(self.model, job, self.cluster, strategy=self.strategy)
 
 
+class Values:
+    """A function of a number of units, asked once for each."""
+
+    def __init__(self, ask: Callable[[int], int]) -> None:
+        self.ask: Callable[[int], int] = ask
+        self.seen: dict[int, int] = {}
+
+    def __call__(self, count: int) -> int:
+        if count not in self.seen:
+            self.seen[count] = self.ask(count)
+        return self.seen[count]
+
+    def rise(self, count: int) -> int:
+        """Bytes for one more, by the two values seen that are nearest."""
+        near = sorted(self.seen, key=lambda one: abs(one - count))[:2]
+        if len(near) < 2:
+            return 0
+        return (self.seen[near[1]] - self.seen[near[0]]) // (near[1] - near[0])
+
+
+class End(NamedTuple):
+    """The last number that fits by its live peak, and by how many bytes one more is larger there.
+    None beyond `most` is asked for."""
+
+    last: int
+    slope: int
+    most: int
+
+    def held(self, count: int, over: int) -> float:
+        """Bytes held beyond each that grows, where so many are lacking with the allocator."""
+        beyond = over + self.slope * (self.last - count)
+        return max(0.0, beyond / (self.slope * count)) if self.slope else 0.0
+
+    def begin(self, held: float) -> int:
+        """Where the end is with so many bytes held beyond each that grows; of large numbers a
+        little less, which may save a replay."""
+        if not self.slope:
+            return self.most
+        count = math.floor(self.last / (1 + held))
+        return max(1, min(self.most, count - count // (2 * BACK)))
+
+
 def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
-    """The largest value of an option that fits, 0 where none does: along the line of the live peak,
-    then back until the allocator has room. `step` 0: round numbers of tokens."""
-    seen: dict[int, int] = {}
+    """The largest value of an option that fits, 0 where none does. `step` 0: round numbers of
+    tokens."""
     unit = step or UNIT
     ends = max(1, top // unit)
     if step == 0 and top < unit:
         unit, ends = 1, top
-
-    def short(count: int, precise: bool = False) -> int:
-        if count not in seen:
-            seen[count] = look.short(job.replace(**{name: count * unit}), precise)
-        return seen[count]
-
-    start = min(ends, max(1, getattr(job, name) // unit))
     if look.never(job.replace(**{name: unit})):
         return 0
-    good: int = 0
-    if start > 1 and short(start) > 0:  # even the smallest may not fit
-        if short(1) > 0:
+
+    short = Values(lambda count: look.short(job.replace(**{name: count * unit})))
+    over = Values(lambda count: look.over(job.replace(**{name: count * unit})))
+
+    start = min(ends, max(1, getattr(job, name) // unit))
+    if short(start) > 0:  # even the smallest may not fit
+        if start == 1 or short(1) > 0:
             return 0
-        good = 1
-    known = ((1, seen[1]),) if good else ()
-    found = live_end(short, seen, ends, start, known) if step else 0  # lengths are no line
-    found = found or last(short, ends, start, good, known, share=SHARE)
-    if found == ends and top % unit and look.over(job.replace(**{name: top})) <= 0:
+        first, second = 1, start
+    else:
+        first, second = start, min(2 * start, ends)
+    end = live_end(short, first, second, ends, every=bool(step), curved=job.training)
+    if end.last >= ends and top % unit and look.over(job.replace(**{name: top})) <= 0:
         return top
-    refused, excess = found, 0
+    if end.held(end.begin(look.held), over(end.begin(look.held))) > 1:  # no line, no curve
+        end = searched_end(short, first, second, ends)
+    found = held_end(over, end, look.held)
+    if found and end.slope:
+        look.held = end.held(found, over(found))
+    return found * unit
+
+
+def live_end(
+    short: Values, first: int, second: int, ends: int, *, every: bool, curved: bool
+) -> End:
+    """Where a live peak has no more room, of which two numbers are known, the first with room. A
+    line through them tells it of batches (`every` number counts). Of lengths, a curve through three
+    of them where training goes far (`curved`), else a search."""
+    rise = (short(second) - short(first)) // max(1, second - first)
+    if rise <= 0:
+        return End(ends, 0, ends)  # none takes more than another
+    line = first + -short(first) // rise
+    if every:
+        return End(line, rise, ends)
+    third = 2 * second
+    if curved and line >= FAR * first and third <= ends:
+        at = (first, second, third)
+        return curve_end([(count, short(count)) for count in at], ends)
+    return searched_end(short, first, second, ends)
+
+
+def searched_end(short: Values, first: int, second: int, ends: int) -> End:
+    """Where a live peak that is neither a line nor a curve has no more room."""
+    known = [(first, short(first))] if short(second) > 0 else []
+    found = last(short, ends, second, first if known else 0, known, share=SHARE)
+    slope = short.rise(found)
+    if found == ends and slope > 0:
+        return End(ends + -short(ends) // slope, slope, ends)
+    return End(found, slope, found)
+
+
+def curve_end(points: Sequence[tuple[int, int]], ends: int) -> End:
+    """Where the parabola through three points crosses zero, all of them in rising order."""
+    (a, low), (b, middle), (c, high) = points
+    left, right = (middle - low) / (b - a), (high - middle) / (c - b)
+    bend = max(0.0, (right - left) / (c - a))
+    slope = left + bend * (2 * c - a - b) if bend else right  # at the last point
+    # slope * x + bend * x * x = -high, in the form that does not cancel
+    way = -2 * high / (slope + math.sqrt(max(0.0, slope * slope - 4 * bend * high)))
+    count = max(1, c + math.floor(way))
+    return End(count, max(1, round(slope + 2 * bend * (count - c))), ends)
+
+
+def held_end(over: Callable[[int], int], end: End, held: float) -> int:
+    """The largest number for which the allocator has room, 0 where none has: first where it would
+    end with so many bytes held beyond each that grows, then by what is seen there, or between two.
+    A sixteenth more is not looked for."""
+    count = end.begin(held)
+    fits, room, refused, excess = 0, 0, end.most + 1, 0
     for _ in range(TRIES):
-        if found < 1:
-            break
-        over = look.over(job.replace(**{name: found * unit}))
-        if over <= 0:
-            return nearer(look, job, name, unit, (found, over), (refused, excess)) * unit
-        refused, excess = found, over
-        slope = rise(seen, found)
-        found -= max(1, -(-over // slope) if slope > 0 else found // 8)
-    return halved(lambda count: look.over(job.replace(**{name: count * unit})), refused) * unit
-
-
-def nearer(
-    look: Look, job: Job, name: str, unit: int, fits: tuple[int, int], not_fits: tuple[int, int]
-) -> int:
-    """A larger number of units where a step back went further than it had to, by the line between
-    the two: the likely range may be wider than the live peak's slope says."""
-    (low, room), (high, excess) = fits, not_fits
-    if high <= low:
-        return low
-    count = low + (high - low) * -room // (excess - room)
-    if (count - low) * BACK <= low or look.over(job.replace(**{name: count * unit})) > 0:
-        return low
-    return count
-
-
-class Short(Protocol):
-    """The bytes that this many units lack by their live peak; `precise`: by the walk whose
-    allocations are replayed, if that is asked for next."""
-
-    def __call__(self, count: int, precise: bool = False) -> int: ...
-
-
-def live_end(short: Short, seen: dict[int, int], top: int, start: int, known: Points) -> int:
-    """The last number of units whose live peak has room, where two values and the end that their
-    line says are on one line; 0 where they are not."""
-
-    def guess(count: int) -> int:
-        return short(count) if count in seen or len(seen) < 2 else on_line(seen, count)
-
-    found = last(guess, top, start, len(known), known, share=SHARE)
-    if found in seen or found < 1:
-        return 0
-    off = on_line(seen, found) - short(found, True)
-    return found if abs(off) * EXACT <= abs(rise(seen, found)) else 0
-
-
-def on_line(seen: Mapping[int, int], count: int) -> int:
-    """The line through the first two values."""
-    (a, low), (b, high) = list(seen.items())[:2]
-    return low + (high - low) * (count - a) // (b - a)
-
-
-def rise(seen: Mapping[int, int], value: int) -> int:
-    """Bytes for one more, by the two values seen that are nearest."""
-    near = sorted(seen, key=lambda one: abs(one - value))[:2]
-    if len(near) < 2:
-        return 0
-    return (seen[near[1]] - seen[near[0]]) // (near[1] - near[0])
+        value = over(count)
+        rise = max(1.0, end.slope * (1 + end.held(count, value)))
+        if value <= 0:
+            fits, room = count, -value
+        else:
+            refused, excess = count, value
+        if refused == 1:
+            return 0
+        if fits:
+            more = (refused - fits) * room // (excess + room) if excess else round(room / rise)
+            count = min(fits + more, refused - 1)
+            if (count - fits) * BACK <= fits:
+                return fits
+        else:
+            back = math.ceil(excess / rise) if end.slope else refused // SHARE
+            count = max(1, refused - max(1, back))
+    return fits or halved(over, refused)
 
 
 def halved(over: Callable[[int], int], refused: int) -> int:
