@@ -71,13 +71,16 @@ def test_a_log_with_one_image_on_v0() -> None:
 
 
 def test_what_an_image_takes() -> None:
-    """Qwen3-VL's image has 16,384 tokens of four patches. Alive in the feed-forward: the input, the
-    positions, the layer's input, residual and norm, and two inner tensors."""
-    patches, width, inner = 65536, 1152, 4304
-    peak = 2 * patches * (3 * 2 * 16**2 + 4 * width + 2 * inner) / 2**30
+    """Qwen3-VL's image has 16,384 tokens of four patches. Alive where attention projects its output:
+    the input, the positions, the layer's input and its norm; queries, keys and values, queries and
+    keys before and after their rotation, the output and the projection. Of two ranks each has half
+    of attention's, and the sum is one more."""
+    patches, width = 65536, 1152
     few = {"max_num_seqs": 8}
-    found = activation("Qwen/Qwen3-VL-30B-A3B-Instruct", **few)
-    assert found == pytest.approx(peak, rel=0.001)
+    for ranks, numbers in ((1, (3 + 3 + 2 + 2 + 1 + 1) * width), (2, (3 + 4 + 1 + 1) * width)):
+        peak = 2 * patches * (3 * 2 * 16**2 + numbers) / 2**30
+        found = activation("Qwen/Qwen3-VL-30B-A3B-Instruct", tensor_parallel_size=ranks, **few)
+        assert found == pytest.approx(peak, rel=0.001)
     assert activation("Qwen/Qwen3-VL-30B-A3B-Instruct", limit_mm_per_prompt=NONE, **few) < 1
     small = {"max_pixels": 1_003_520}
     assert activation("Qwen/Qwen3-VL-30B-A3B-Instruct", mm_processor_kwargs=small, **few) < 1

@@ -97,11 +97,19 @@ def largest(vision: Mapping[str, Any], options: Mapping[str, Any], pixels: int) 
     return Item(kind="image", tokens=tokens, patches=patches, numbers=patches * each)
 
 
+def summed(width: int, step: Step) -> int:
+    """The sum over the ranks, which is a copy of what each one projects (distributed/
+    parallel_state.py _all_reduce_out_place)."""
+    whole = step.ranks == 1 or step.options.get("mm_encoder_tp_mode") == "data"
+    return 0 if whole else width
+
+
 def qwen2(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     """Qwen2-VL and Qwen2.5-VL. A video has as many frames of the largest image as a request has
     tokens for (qwen2_vl.py get_num_frames_with_most_features); two frames are one grid.
     Moments: attention (input, norm; queries, keys and values, queries and keys before and after
-    their rotation, the output), and the feed-forward (the layer's input, residual, norm).
+    their rotation, the output, and its projection, beside which all of them stay), and the
+    feed-forward (the layer's input, residual, norm).
     Qwen2.5-VL keeps its inner tensors until the feed-forward has its output, too. Its norm adds in
     place only where nothing is compiled (V0, `--enforce-eager`); else the attention's output and
     the layer's input stay beside the sum and the norm (layernorm.py forward_native, 0.23.0)."""
@@ -120,7 +128,10 @@ def qwen2(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     )
     return Encoder(
         items=(image, video),
-        moments=((2 * width, 8 * width), (streams * width, (3 if gated else 2) * inner)),
+        moments=(
+            (3 * width + summed(width, step), 8 * width),
+            (streams * width, (3 if gated else 2) * inner),
+        ),
         output=model.width,
     )
 
@@ -132,7 +143,7 @@ def qwen3(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     stacked = 1 + len(vision.get("deepstack_visual_indexes") or ())
     return Encoder(
         items=(largest(vision, step.options, QWEN3_PIXELS),),
-        moments=((3 * width, 8 * width), (4 * width, 2 * inner)),
+        moments=((4 * width + summed(width, step), 8 * width), (4 * width, 2 * inner)),
         output=int(vision["out_hidden_size"]) * stacked,
     )
 
