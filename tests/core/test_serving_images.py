@@ -71,7 +71,7 @@ def test_a_log_with_one_image_on_v0() -> None:
 
 
 def test_what_an_image_takes() -> None:
-    """Qwen3-VL's image has 16,384 tokens of four patches. Alive where attention projects its output:
+    """Qwen3-VL's image has 16,384 tokens of 4 patches. Alive where attention projects its output:
     the input, the positions, the layer's input and its norm; queries, keys and values, queries and
     keys before and after their rotation, the output and the projection. Of two ranks each has half
     of attention's, and the sum is one more."""
