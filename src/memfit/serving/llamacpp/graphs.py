@@ -71,8 +71,8 @@ def attention(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
         slides=model.slides(layer),
         softcap=recipe.softcap,
     )
-    made = b.attention(layer, shape, q, k, v)
-    return b.linear(f"{p}attn_output", made)
+    made = b.linear(f"{p}attn_output", b.attention(layer, shape, q, k, v))
+    return ggml.same("scale", made) if model.facts.get("attention.value_scale") else made
 
 
 def rotates(model: GgufModel, layer: int) -> bool:

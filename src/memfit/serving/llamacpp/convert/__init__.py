@@ -80,6 +80,7 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "mpt": older.mpt,
     "falcon": older.falcon,
     "nemotron-nas": varied.deci,
+    "mimo_v2_flash": varied.mimo2,
     "mamba": recurrent.mamba,
     "falcon_mamba": recurrent.mamba,
     "mamba2": recurrent.mamba2,

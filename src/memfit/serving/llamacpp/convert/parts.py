@@ -168,3 +168,19 @@ def put_experts(sheet: Sheet, found: Experts) -> None:
     )
     if found.shared:
         sheet.put(expert_shared_feed_forward_length=found.shared)
+
+
+def read_experts(sheet: Sheet, *, shared: int = 0, correction: bool = False) -> Experts:
+    found = Experts(
+        count=sheet.whole(
+            "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"
+        ),
+        active=sheet.whole(
+            "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"
+        ),
+        inner=sheet.whole("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"),
+        shared=shared,
+        correction=correction,
+    )
+    put_experts(sheet, found)
+    return found

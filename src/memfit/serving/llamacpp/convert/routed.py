@@ -13,28 +13,12 @@ from memfit.serving.llamacpp.convert.parts import (
     experts,
     fused_attention,
     gated,
-    put_experts,
+    read_experts,
     sizes,
 )
 from memfit.serving.llamacpp.convert.sheet import Sheet
 
 SIGMOID = 2  # llama_expert_gating_func_type
-
-
-def _read(sheet: Sheet, *, shared: int = 0, correction: bool = False) -> Experts:
-    found = Experts(
-        count=sheet.whole(
-            "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"
-        ),
-        active=sheet.whole(
-            "num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"
-        ),
-        inner=sheet.whole("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"),
-        shared=shared,
-        correction=correction,
-    )
-    put_experts(sheet, found)
-    return found
 
 
 def _sparse(
@@ -61,14 +45,14 @@ def _sparse(
 def mixtral(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
-    _sparse(sheet, size, _read(sheet))
+    _sparse(sheet, size, read_experts(sheet))
     return "llama"
 
 
 def phimoe(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size, norm_bias=True, bias=True)
-    found = _read(sheet)
+    found = read_experts(sheet)
     for index in range(size.layers):
         sheet.layer(index)
         sheet.norms(size.width, "attn_norm", "ffn_norm", bias=True)
@@ -85,7 +69,7 @@ def qwen2moe(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
     shared = sheet.whole("shared_expert_intermediate_size", default=5632)
-    found = _read(sheet, shared=shared)
+    found = read_experts(sheet, shared=shared)
     _sparse(sheet, size, found, bias=True, out_bias=False)
     for index in range(size.layers):
         sheet.layer(index)
@@ -96,7 +80,7 @@ def qwen2moe(sheet: Sheet) -> str:
 def qwen3moe(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
-    _sparse(sheet, size, _read(sheet), qk_norm=size.head)
+    _sparse(sheet, size, read_experts(sheet), qk_norm=size.head)
     return "qwen3moe"
 
 
@@ -109,7 +93,7 @@ def qwen3vlmoe(sheet: Sheet) -> str:
 def olmoe(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
-    _sparse(sheet, size, _read(sheet))
+    _sparse(sheet, size, read_experts(sheet))
     for index in range(size.layers):
         sheet.layer(index)
         sheet.norms(size.heads * size.head, "attn_q_norm")
@@ -121,14 +105,14 @@ def granitemoe(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size, tied=True)
     put_granite(sheet)
-    _sparse(sheet, size, _read(sheet, shared=sheet.whole("shared_intermediate_size", default=0)))
+    _sparse(sheet, size, read_experts(sheet, shared=sheet.whole("shared_intermediate_size", default=0)))
     return "granitemoe"
 
 
 def gpt_oss(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
-    found = _read(sheet)
+    found = read_experts(sheet)
     sheet.put(
         attention__sliding_window=sheet.whole("sliding_window"),
         attention__key_length=size.head,
@@ -156,7 +140,7 @@ def deepseek(sheet: Sheet) -> str:
     dense = sheet.whole("first_k_dense_replace", default=1)
     count = sheet.whole("n_shared_experts", default=2)
     sheet.put(leading_dense_block_count=dense, expert_shared_count=count)
-    found = _read(sheet, shared=count * sheet.whole("moe_intermediate_size"))
+    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"))
     _sparse(sheet, size, found, dense=dense)
     return "deepseek"
 
@@ -173,7 +157,7 @@ def deepseek2(sheet: Sheet, indexed: Collection[int] = ()) -> str:
     sigmoid = bool(sigmoid or third)
     inner = sheet.whole("moe_intermediate_size")
     count = sheet.whole("n_shared_experts", default=2)
-    found = _read(sheet, shared=count * inner, correction=sigmoid)
+    found = read_experts(sheet, shared=count * inner, correction=sigmoid)
     dense = sheet.whole("first_k_dense_replace", default=0)
     groups = sheet.whole("n_group", default=1)
     sheet.put(
@@ -280,7 +264,7 @@ def glm4moe(sheet: Sheet) -> str:
     ends(sheet, size)
     dense = sheet.whole("first_k_dense_replace", default=1)
     count = sheet.whole("n_shared_experts", default=1)
-    found = _read(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
+    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
     sheet.put(
         leading_dense_block_count=dense,
         expert_shared_count=count,
@@ -312,7 +296,7 @@ def glm4moe(sheet: Sheet) -> str:
 def minimax_m2(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
-    found = _read(sheet, correction=True)
+    found = read_experts(sheet, correction=True)
     sheet.put(expert_gating_func=SIGMOID)
     _sparse(sheet, size, found)
     for index in range(size.layers):
@@ -327,7 +311,7 @@ def dots1(sheet: Sheet) -> str:
     ends(sheet, size)
     dense = sheet.whole("first_k_dense_replace", default=1)
     count = sheet.whole("n_shared_experts", default=2)
-    found = _read(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
+    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
     sheet.put(
         leading_dense_block_count=dense,
         expert_shared_count=count,
@@ -344,7 +328,7 @@ def ernie4_5_moe(sheet: Sheet) -> str:
     ends(sheet, size, tied=True)
     dense = sheet.whole("moe_layer_start_index", default=1)
     count = sheet.whole("moe_num_shared_experts", default=0)
-    found = _read(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
+    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
     sheet.put(
         leading_dense_block_count=dense, interleave_moe_layer_step=1, expert_shared_count=count
     )
@@ -357,7 +341,7 @@ def hunyuan_moe(sheet: Sheet) -> str:
     ends(sheet, size, tied=True)
     count = sheet.whole("num_shared_expert", default=1)
     inner = sheet.whole("moe_intermediate_size", "intermediate_size")
-    found = _read(sheet, shared=count * inner)
+    found = read_experts(sheet, shared=count * inner)
     _sparse(sheet, size, found, qk_norm=size.head)
     return "hunyuan-moe"
 
@@ -376,7 +360,7 @@ def dbrx(sheet: Sheet) -> str:
     }
     size = sizes(sheet)
     ends(sheet, size)
-    found = _read(sheet)
+    found = read_experts(sheet)
     sheet.put(attention__clamp_kqv=8.0)
     for index in range(size.layers):
         sheet.layer(index)
@@ -392,7 +376,7 @@ def llama4(sheet: Sheet) -> str:
     step = sheet.whole("interleave_moe_layer_step", default=1)
     inner = sheet.whole("intermediate_size")
     dense = sheet.whole("intermediate_size_mlp", default=inner)
-    found = _read(sheet, shared=inner)
+    found = read_experts(sheet, shared=inner)
     sheet.put(
         interleave_moe_layer_step=step,
         feed_forward_length=dense,
@@ -417,7 +401,7 @@ def llama4(sheet: Sheet) -> str:
 def grok(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size)
-    found = _read(sheet)
+    found = read_experts(sheet)
     sheet.put(embedding_scale=78.0, logit_scale=0.57)
     for index in range(size.layers):
         sheet.layer(index)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from memfit.errors import Problem
-from memfit.serving.llamacpp.convert.parts import attention, ends, gated, sizes
+from memfit.serving.llamacpp.convert.parts import (
+    attention,
+    ends,
+    experts,
+    gated,
+    read_experts,
+    sizes,
+)
 from memfit.serving.llamacpp.convert.sheet import Sheet
 from memfit.units import round_up
 
@@ -47,3 +54,39 @@ def deci(sheet: Sheet) -> str:
         sheet.top()
         sheet.plain("rope_freqs.weight", size.head // 2)
     return "deci"
+
+
+def mimo2(sheet: Sheet) -> str:
+    """MiMo-V2-Flash: windows have twice the key/value heads, and sinks; keys are longer than values
+    (conversion/mimo.py). Files have no layers that predict further tokens."""
+    size = sizes(sheet)
+    value, swa_heads = sheet.whole("v_head_dim"), sheet.whole("swa_num_key_value_heads")
+    slides = [bool(one) for one in sheet.each("hybrid_layer_pattern", layers=size.layers)]
+    routed = sheet.each("moe_layer_freq", layers=size.layers, default=1)
+    ends(sheet, size)
+    found = read_experts(sheet, correction=True)
+    kv_heads = [swa_heads if one else size.kv_heads for one in slides]
+    sheet.put(
+        attention__head_count_kv=tuple(kv_heads),
+        attention__key_length=size.head,
+        attention__value_length=value,
+        attention__sliding_window=sheet.whole("sliding_window", "sliding_window_size"),
+        attention__sliding_window_pattern=tuple(slides),
+    )
+    scale = sheet.optional("attention_value_scale")
+    if isinstance(scale, float):
+        sheet.put(attention__value_scale=scale)
+    for index, window in enumerate(slides):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        sheet.matrix("attn_q", size.heads * size.head, size.width)
+        sheet.matrix("attn_k", kv_heads[index] * size.head, size.width)
+        sheet.matrix("attn_v", kv_heads[index] * value, size.width)
+        sheet.matrix("attn_output", size.width, size.heads * value)
+        if sheet.flag(f"add_{'swa' if window else 'full'}_attention_sink_bias"):
+            sheet.vector("attn_sinks", size.heads)
+        if routed[index]:
+            experts(sheet, size.width, found)
+        else:
+            gated(sheet, size.width, size.inner)
+    return "mimo2"
