@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.core.test_llamacpp import run
 from tests.engines.llamacpp_models import CASES, SMALL, small
 
-from memfit.errors import SourceError
+from memfit.api.engine import serve
+from memfit.errors import InputError, SourceError
 from memfit.model import catalog
 from memfit.serving.llamacpp.convert import converted
 from memfit.serving.llamacpp.loading import check
 from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.model import GgufModel
-from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine
+from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine, place
 from memfit.serving.llamacpp.settings import Settings
 
 CPU = Machine(backend=BACKENDS["cpu"])
@@ -120,3 +122,54 @@ def test_a_file_may_leave_out_the_layer_that_predicts_further_tokens() -> None:
     assert model.number("block_count") == 6
     assert not model.of_layer(5)
     check(model, "file")
+
+
+# ------------------------------------------------------------------ encoders and decoders
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("google-t5/t5-small", 60_506_624),
+        ("google/flan-t5-base", 247_577_856),
+        ("google/flan-t5-xl", 2_849_757_184),
+        ("google/mt5-small", 300_176_768),
+    ],
+)
+def test_t5_has_the_published_parameters(name: str, parameters: int) -> None:
+    """Of their safetensors; files keep an output matrix that is not tied."""
+    assert named(name).parameters == parameters
+
+
+def test_t5_keeps_the_cache_of_its_decoder_and_logits_of_all_tokens() -> None:
+    model = named("google/flan-t5-base")
+    found = held(model, context=512)
+    assert found.kv[HOST] == 512 * 12 * 2 * 768 * TOKEN
+    assert found.compute[HOST] > 512 * 32128 * 4  # tokens, vocabulary, 32 bits
+    assert found.output == 32128 * 4
+
+
+def test_t5_layers_of_both_halves_lie_on_one_device() -> None:
+    model = named("google/flan-t5-base")
+    gpu = Machine(backend=BACKENDS["cuda"], free=(2**34,))
+    places = place(model, Settings(gpu_layers=3), gpu)
+    for half in ("enc", "dec"):
+        homes = [places.tensors[f"{half}.blk.{layer}.ffn_up.weight"] for layer in (9, 10, 11)]
+        assert homes == [HOST, "CUDA0", "CUDA0"]
+        assert places.tensors[f"{half}.output_norm.weight"] == "CUDA0"
+
+
+def test_t5_with_a_cache_for_each_slot_is_refused_with_the_flag_that_works() -> None:
+    model = small("t5")
+    with pytest.raises(InputError, match="stops with 4 of them"):
+        held(model, parallel=4)
+    assert held(model, parallel=4, unified=True).kv[HOST]
+    code, text = run("google/flan-t5-base:Q8_0", "--engine", "llamacpp", "-np", "2", "-c", "512")
+    assert code == 2
+    assert "--kv-unified" in text
+
+
+def test_the_speed_of_t5_is_not_known() -> None:
+    answer = serve("google/flan-t5-xl:Q8_0", engine="llamacpp", gpu="rtx-4090", offline=True)
+    assert answer.speed is None
+    assert "encoder and a decoder" in answer.untimed

@@ -44,6 +44,7 @@ INDEXED = {
     "num_nextn_predict_layers": 1,
     "num_hidden_layers": 5,
 }
+ENCODED = {"d_kv": 48, "num_key_value_heads": 4, "feed_forward_proj": "gated-gelu"}
 NO_HEADS = {"hidden_size": 256, "num_attention_heads": 0, "num_key_value_heads": 0}
 DELTA = {
     "head_dim": 64,
@@ -141,6 +142,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_neox": ALL_HEADS,
     "bloom": ALL_HEADS,
     "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True},
+    "t5": {**ENCODED, "feed_forward_proj": "relu"},
+    "mt5": {**ENCODED, "tie_word_embeddings": False},
     "mixtral": LOCAL,
     "phimoe": LOCAL,
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 112},
@@ -227,6 +230,7 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
 }
+ONE_STREAM = ("t5", "mt5")  # llama.cpp stops with a cache for each of several slots
 
 
 def small(kind: str, base: dict[str, Any] = SMALL) -> GgufModel:

@@ -14,7 +14,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GGML_TYPES
 from memfit.serving.llamacpp import ggml
 from memfit.serving.llamacpp.ggml import F16, F32, I32, I64, Graph, Kind, Tensor
-from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.model import GgufModel, layer_of
 from memfit.serving.llamacpp.settings import (
     BOTH_INPUTS,
     HALF_MASK,
@@ -43,7 +43,7 @@ SET_ROWS = 6070  # pull request 14959, August 2025: the cache is written by row 
 class Heads:
     """The shape of one attention: values of a key and of a value, and how many heads are cached.
     `after` turns what is read into heads again; `v_in_k`: values are a part of the keys; `masked`
-    hides more than the mask does."""
+    hides more than the mask does; `bias` is added to the scores."""
 
     k: int
     v: int
@@ -53,6 +53,7 @@ class Heads:
     v_in_k: bool = False
     after: Callable[[Tensor], Tensor] | None = None
     masked: Callable[[Tensor], Tensor] | None = None
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +129,9 @@ class Builder:
         x = ggml.same(kind, x)
         if name is None:
             return x
-        if self.full and name.startswith("blk."):
+        if self.full and (layer := layer_of(name)) >= 0:
             # else it would run where the layer before lies (llama-context.cpp `graph_get_cb`)
-            self.fixed[id(x)] = self.places.layers[int(name.split(".", 2)[1])]
+            self.fixed[id(x)] = self.places.layers[layer]
         weight, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
         if weight is not None:
             x = ggml.same("mul", x, weight)
@@ -346,7 +347,7 @@ class Builder:
             mask = shape.masked(mask)
         q = ggml.permute(self.by_stream(q), 0, 2, 1, 3)
         keys = self._read(k_cache, shape.k, shape.kv, cells)
-        if not settings.flash:
+        if not settings.flash or shape.bias is not None:
             return self.expand(self._scores(shape, q, keys, v_cache, cells, mask))
         values = self._read(v_cache, shape.v, shape.kv, cells)
         sizes = (shape.v, q.ne[2], q.ne[1], streams)
@@ -358,12 +359,12 @@ class Builder:
         return self.expand(flat)
 
     def attention_within(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention over the batch's own tokens, without a cache (encoders)."""
+        """Attention over a batch's own tokens, or over what an encoder made, without a cache."""
         for value in (q, k, v):
             self.expand(value)
         if self.own_mask is None:
             kind = F16 if self.settings.build >= HALF_MASK and self.settings.flash else F32
-            self.own_mask = ggml.given((self.n, self.n), kind)
+            self.own_mask = ggml.given((k.ne[2], self.n), kind)
             if kind == F32 and self.settings.flash:
                 self.own_mask = ggml.cast(self.own_mask, F16)
         q, k, v = (ggml.permute(one, 0, 2, 1, 3) for one in (q, k, v))
@@ -416,9 +417,11 @@ class Builder:
         if shape.softcap:
             scores = ggml.same("scale", scores)
             scores = ggml.same("scale", ggml.same("unary", scores))
+        if shape.bias is not None:
+            scores = ggml.same("add", scores, shape.bias)
         scores = ggml.same("soft_max", scores, mask)
         size = v_cache.kind.bytes
-        if shape.v_in_k:
+        if shape.v_in_k or self.settings.flash:
             values = self._read(v_cache, shape.v, shape.kv, cells)
             values = ggml.contiguous(ggml.transpose(values))
         else:

@@ -51,6 +51,8 @@ def recurrent(model: GgufModel, layer: int) -> bool:
 def attends(model: GgufModel, layer: int) -> bool:
     """Whether a layer has attention of its own keys."""
     names, prefix = model.by_name, f"blk.{layer}."
+    if f"dec.{prefix}attn_k.weight" in names:
+        return True
     return any(
         f"{prefix}{name}.weight" in names for name in ("attn_k", "attn_qkv", "attn_kv_a_mqa")
     ) and not recurrent(model, layer)

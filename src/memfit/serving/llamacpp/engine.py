@@ -171,6 +171,8 @@ def speed_of(run: Run) -> Speed | str | None:
         or RECIPES[run.model.arch].layers == "encoder"
     ):
         return None
+    if RECIPES[run.model.arch].layers == "encoder_decoder":
+        return "memfit has no published speeds of models with an encoder and a decoder"
     if run.settings.draft is not None:
         return "the speed with a draft model depends on how many of its tokens are accepted"
     settings = run.settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from memfit.serving.llamacpp import ggml, indexed, states
+from memfit.serving.llamacpp import encoder_decoder, ggml, indexed, states
 from memfit.serving.llamacpp.builder import Builder, Heads
 from memfit.serving.llamacpp.ggml import I32, Tensor
 from memfit.serving.llamacpp.model import GgufModel
@@ -425,6 +425,7 @@ LAYERS: Mapping[str, Callable[[Builder, Recipe], None]] = {
     "latent": latent,
     "hybrid": hybrid,
     "encoder": encoder,
+    "encoder_decoder": lambda b, recipe: encoder_decoder.decoder(b),
     "gemma4": gemma4,
     "single": single,
 }

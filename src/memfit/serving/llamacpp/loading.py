@@ -107,7 +107,8 @@ def check(model: GgufModel, where: str) -> None:
     beyond = [one.name for one in model.tensors if one.layer >= model.number("block_count")]
     if not problems and beyond:
         wrong(f"`{beyond[0]}` lies beyond the layers that `{model.arch}.block_count` says")
-    normed = {"output_norm.weight", "token_embd_norm.weight"} & model.by_name.keys()
+    norms = ("output_norm.weight", "token_embd_norm.weight", "dec.output_norm.weight")
+    normed = any(one in model.by_name for one in norms)
     if not problems and not normed and model.arch != "olmo":
         wrong("the file has no `output_norm.weight`")
     if not problems:

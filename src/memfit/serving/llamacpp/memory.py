@@ -65,6 +65,15 @@ def storage(model: GgufModel, settings: Settings, machine: Machine) -> Storage:
         settings = replace(settings, flash=False)
     if recipe.layers == "encoder":  # a batch goes through whole, and each token gives an output
         settings = replace(settings, embedding=True, batch=settings.ubatch)
+    if recipe.layers == "encoder_decoder":  # logits of all tokens are reserved
+        if settings.streams > 1:
+            raise InputError.one(
+                f"llama.cpp's graph of `{model.arch}` has one cache for all slots, and stops with "
+                f"{settings.streams} of them",
+                where="-np",
+                hint="add `--kv-unified`, or use `-np 1`",
+            )
+        settings = replace(settings, all_outputs=True)
     places = place(model, settings, machine)
     caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
     found = Buffers(

@@ -42,9 +42,13 @@ class GgufTensor:
     @property
     def layer(self) -> int:
         """The number of its layer; -1 for what lies outside the layers."""
-        if not self.name.startswith("blk."):
-            return -1
-        return int(self.name.split(".", 2)[1])
+        return layer_of(self.name)
+
+
+def layer_of(name: str) -> int:
+    """The layer of `blk.7.attn_q.weight`, and of T5's `enc.blk.7` and `dec.blk.7`."""
+    half, found, rest = name.partition("blk.")
+    return int(rest.partition(".")[0]) if found and half in ("", "enc.", "dec.") else -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,7 @@ class GgufModel:
     def shapes(self) -> Mapping[int, tuple[tuple[str, tuple[int, ...]], ...]]:
         """Names within the layer, and sizes, of the tensors of each layer."""
         return {
-            layer: tuple((one.name.removeprefix(f"blk.{layer}."), one.sizes) for one in tensors)
+            layer: tuple((one.name.replace(f"blk.{layer}.", "", 1), one.sizes) for one in tensors)
             for layer, tensors in self.layered.items()
         }
 

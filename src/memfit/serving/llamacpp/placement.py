@@ -25,7 +25,7 @@ INPUTS = (
     "token_types.",
     "per_layer_token_embd.",
 )
-ENDS = ("output.", "output_norm.", "cls.", "cls.output.")
+ENDS = ("output.", "output_norm.", "enc.output_norm.", "dec.output_norm.", "cls.", "cls.output.")
 EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")
 
 

@@ -45,6 +45,7 @@ RECIPES: Mapping[str, Recipe] = {
     "gemma3": Recipe(scales_embedding=True, scales_query=True),
     "gemma4": Recipe(layers="gemma4", scales_embedding=True),
     "bert": Recipe(layers="encoder", norm=LAYER, act="gelu", rope=False),
+    "t5": Recipe(layers="encoder_decoder"),
     "phi2": Recipe(norm=LAYER, parallel=True, scales_query=True, act="gelu"),
     "phi3": Recipe(act="fused", scales_query=True),
     "glm4": Recipe(act="fused"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.serving.llamacpp.convert import dense, older, recurrent, routed, varied
+from memfit.serving.llamacpp.convert import dense, encoder_decoder, older, recurrent, routed, varied
 from memfit.serving.llamacpp.convert.sheet import Sheet
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor
 from memfit.serving.llamacpp.quantize import TYPES, quantized
@@ -95,6 +95,8 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "roberta": older.bert,
     "xlm-roberta": older.bert,
     "distilbert": older.bert,
+    "t5": encoder_decoder.t5,
+    "mt5": encoder_decoder.t5,
     "mixtral": routed.mixtral,
     "phimoe": routed.phimoe,
     "qwen2_moe": routed.qwen2moe,

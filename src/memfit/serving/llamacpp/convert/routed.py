@@ -105,7 +105,9 @@ def granitemoe(sheet: Sheet) -> str:
     size = sizes(sheet)
     ends(sheet, size, tied=True)
     put_granite(sheet)
-    _sparse(sheet, size, read_experts(sheet, shared=sheet.whole("shared_intermediate_size", default=0)))
+    _sparse(
+        sheet, size, read_experts(sheet, shared=sheet.whole("shared_intermediate_size", default=0))
+    )
     return "granitemoe"
 
 
@@ -264,7 +266,9 @@ def glm4moe(sheet: Sheet) -> str:
     ends(sheet, size)
     dense = sheet.whole("first_k_dense_replace", default=1)
     count = sheet.whole("n_shared_experts", default=1)
-    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
+    found = read_experts(
+        sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True
+    )
     sheet.put(
         leading_dense_block_count=dense,
         expert_shared_count=count,
@@ -311,7 +315,9 @@ def dots1(sheet: Sheet) -> str:
     ends(sheet, size)
     dense = sheet.whole("first_k_dense_replace", default=1)
     count = sheet.whole("n_shared_experts", default=2)
-    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
+    found = read_experts(
+        sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True
+    )
     sheet.put(
         leading_dense_block_count=dense,
         expert_shared_count=count,
@@ -328,7 +334,9 @@ def ernie4_5_moe(sheet: Sheet) -> str:
     ends(sheet, size, tied=True)
     dense = sheet.whole("moe_layer_start_index", default=1)
     count = sheet.whole("moe_num_shared_experts", default=0)
-    found = read_experts(sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True)
+    found = read_experts(
+        sheet, shared=count * sheet.whole("moe_intermediate_size"), correction=True
+    )
     sheet.put(
         leading_dense_block_count=dense, interleave_moe_layer_step=1, expert_shared_count=count
     )
