@@ -15,7 +15,7 @@ from memfit.errors import InputError, SourceError
 from memfit.model import catalog
 from memfit.serving.llamacpp.convert import converted
 from memfit.serving.llamacpp.loading import check
-from memfit.serving.llamacpp.memory import Buffers, buffers
+from memfit.serving.llamacpp.memory import Buffers, buffers, signature
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine, place
 from memfit.serving.llamacpp.settings import Settings
@@ -173,3 +173,34 @@ def test_the_speed_of_t5_is_not_known() -> None:
     answer = serve("google/flan-t5-xl:Q8_0", engine="llamacpp", gpu="rtx-4090", offline=True)
     assert answer.speed is None
     assert "encoder and a decoder" in answer.untimed
+
+
+# ------------------------------------------------------------------ windows and copies
+
+
+def test_mimo_keeps_longer_keys_than_values() -> None:
+    """Nine layers see all, 39 a window of 128 tokens and the batch; keys have 192 values for 4 and
+    8 heads. Published parameters leave out the experts' biases."""
+    model = named("XiaomiMiMo/MiMo-V2-Flash")
+    assert model.parameters == 308_778_768_832 + 47 * 256
+    found = held(model, context=4096)
+    assert found.kv[HOST] == 9 * 4096 * 4 * (192 + 128) * TOKEN
+    assert found.kv_window[HOST] == 39 * 768 * 8 * (192 + 128) * TOKEN
+
+
+def test_gemma_3n_keeps_twenty_layers_of_35() -> None:
+    """The published Q8_0 file has 7.35 GB. Sixteen of the layers with a cache see a window."""
+    assert round(named("google/gemma-3n-E4B-it", "Q8_0").bytes / 1e9, 2) == 7.35
+    found = held(named("google/gemma-3n-E4B-it"), context=8192)
+    assert found.kv[HOST] == 4 * 8192 * 2 * 2 * 256 * TOKEN
+    assert found.kv_window[HOST] == 16 * 1024 * 2 * 2 * 256 * TOKEN
+
+
+def test_the_sparse_layers_of_gemma_3n_count() -> None:
+    """Layers that differ in what they compute alone are not taken for equal."""
+    model = small("gemma3n_text")
+    settings, cpu = Settings(context=1024), place(model, Settings(), CPU)
+    kinds = [signature(model, settings, cpu, layer) for layer in range(25)]
+    assert kinds[5] == kinds[6] != kinds[10] == kinds[11]
+    assert kinds[4] != kinds[5]
+    assert kinds[20] != kinds[11]

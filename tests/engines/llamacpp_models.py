@@ -73,6 +73,14 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 32},
     "gemma2": {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 4},
     "gemma3_text": {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 7},
+    "gemma3n_text": {
+        "num_hidden_layers": 25,
+        "head_dim": 32,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 5,
+        "sliding_window": 64,
+        "laurel_rank": 64,
+        "hidden_size_per_layer_input": 256,
+    },
     "gemma4": {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,

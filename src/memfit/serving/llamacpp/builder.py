@@ -327,7 +327,7 @@ class Builder:
         self, layer: int, shape: Heads, q: Tensor, k: Tensor | None, v: Tensor | None
     ) -> Tensor:
         """Writes keys and values into the cache and reads it as a whole."""
-        for value in (q, v, k):
+        for value in (q, k, v) if any(self.model.sliding) else (q, v, k):
             if value is not None:
                 self.expand(value)
         settings, slides = self.settings, shape.slides

@@ -14,10 +14,10 @@ def gemma4(b: Builder) -> None:
     layer's own embedding of each token is gated by the layer's output and added to it."""
     x = ggml.same("scale", b.embedded())
     early = b.settings.build < LATE_OUTPUTS
-    inputs = _layer_inputs(b, x) if b.weight("per_layer_token_embd.weight") is not None else None
+    inputs = layer_inputs(b, x) if b.weight("per_layer_token_embd.weight") is not None else None
     for layer in b.order:
         p = f"blk.{layer}."
-        made = _gemma4_attention(b, layer, b.norm(x, f"{p}attn_norm"))
+        made = attention(b, layer, b.norm(x, f"{p}attn_norm"))
         last = early and layer == b.order[-1]
         if last:
             made, x = b.chosen(made, x)
@@ -41,7 +41,7 @@ def gemma4(b: Builder) -> None:
     b.expand(ggml.same("scale", ggml.same("unary", ggml.same("scale", logits))))
 
 
-def _layer_inputs(b: Builder, x: Tensor) -> Tensor:
+def layer_inputs(b: Builder, x: Tensor) -> Tensor:
     """Of each token and layer the sum of a row of its own table and a projection of the token's
     embedding (gemma4.cpp build_inp_per_layer, project_per_layer_inputs)."""
     size, layers = b.model.number("embedding_length_per_layer_input"), b.model.layers
@@ -53,7 +53,7 @@ def _layer_inputs(b: Builder, x: Tensor) -> Tensor:
     return ggml.contiguous(ggml.permute(made, 0, 2, 1, 3))
 
 
-def _gemma4_attention(b: Builder, layer: int, x: Tensor) -> Tensor:
+def attention(b: Builder, layer: int, x: Tensor) -> Tensor:
     model, p = b.model, f"blk.{layer}."
     head, heads, kv_heads = model.head(layer), model.heads(layer), model.kv_heads(layer)
     q = ggml.reshape(b.linear(f"{p}attn_q", x), head, heads, b.n)

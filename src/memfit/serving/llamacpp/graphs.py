@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from memfit.serving.llamacpp import encoder_decoder, gemma, ggml, indexed, states
+from memfit.serving.llamacpp import encoder_decoder, gemma, gemma3n, ggml, indexed, states
 from memfit.serving.llamacpp.builder import Builder, Heads
 from memfit.serving.llamacpp.ggml import Tensor
 from memfit.serving.llamacpp.model import GgufModel
@@ -353,6 +353,7 @@ LAYERS: Mapping[str, Callable[[Builder, Recipe], None]] = {
     "hybrid": hybrid,
     "encoder": encoder,
     "encoder_decoder": lambda b, recipe: encoder_decoder.decoder(b),
+    "gemma3n": lambda b, recipe: gemma3n.gemma3n(b),
     "gemma4": lambda b, recipe: gemma.gemma4(b),
     "single": single,
 }

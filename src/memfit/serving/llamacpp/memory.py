@@ -10,6 +10,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp import graphs
 from memfit.serving.llamacpp.builder import Builder, Places
 from memfit.serving.llamacpp.caches import LayerCache, layer_cache, window_cells
+from memfit.serving.llamacpp.gemma3n import SPARSE
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import HOST, Machine, model_buffers, place
 from memfit.serving.llamacpp.recipes import RECIPES
@@ -231,7 +232,9 @@ def signature(model: GgufModel, settings: Settings, places: Places, layer: int) 
     )
     shapes = model.shapes.get(layer, ())
     heads = (model.heads(layer), model.kv_heads(layer))
-    turned = (model.slides(layer), graphs.rotates(model, layer), model.cache_of(layer) != layer)
+    sparse = model.arch == "gemma3n" and layer < SPARSE
+    own = model.cache_of(layer) == layer
+    turned = (model.slides(layer), graphs.rotates(model, layer), own, sparse)
     return (*heads, *turned, places.layers[layer], places.caches[layer], shapes, homes, types)
 
 

@@ -43,6 +43,7 @@ RECIPES: Mapping[str, Recipe] = {
     "gemma": Recipe(scales_embedding=True, scales_query=True),
     "gemma2": Recipe(scales_embedding=True, scales_query=True, softcap=True),
     "gemma3": Recipe(scales_embedding=True, scales_query=True),
+    "gemma3n": Recipe(layers="gemma3n"),
     "gemma4": Recipe(layers="gemma4", scales_embedding=True),
     "bert": Recipe(layers="encoder", norm=LAYER, act="gelu", rope=False),
     "t5": Recipe(layers="encoder_decoder"),

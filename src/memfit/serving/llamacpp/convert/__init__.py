@@ -26,6 +26,8 @@ SMALL = (
     "ssm_d",
     "shortconv.conv.weight",
     "indexer.proj.weight",
+    "altup_correct_coef.weight",
+    "altup_predict_coef.weight",
 )
 
 CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
@@ -55,6 +57,8 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "gemma2": dense.gemma2,
     "gemma3": dense.gemma3,
     "gemma3_text": dense.gemma3,
+    "gemma3n_text": varied.gemma3n,
+    "gemma3n": varied.gemma3n,
     "gemma4": dense.gemma4,
     "gemma4_unified": dense.gemma4,
     "phi": dense.phi2,

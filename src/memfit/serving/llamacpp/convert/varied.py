@@ -90,3 +90,48 @@ def mimo2(sheet: Sheet) -> str:
         else:
             gated(sheet, size.width, size.inner)
     return "mimo2"
+
+
+def gemma3n(sheet: Sheet) -> str:
+    """Gemma 3n: four copies of the hidden state, a table of embeddings for each layer, and caches
+    that the last layers share; files keep those layers' own keys and values. Both tables have rows
+    for images and sound (conversion/gemma.py)."""
+    size = sizes(sheet)
+    copies, rank = sheet.whole("altup_num_inputs", default=4), sheet.whole("laurel_rank")
+    narrow = sheet.whole("hidden_size_per_layer_input")
+    slides = tuple(one == "sliding_attention" for one in sheet.words("layer_types"))
+    sheet.put(
+        attention__key_length=size.head,
+        attention__value_length=size.head,
+        attention__sliding_window=sheet.whole("sliding_window"),
+        attention__sliding_window_pattern=slides,
+        attention__shared_kv_layers=max(0, size.layers - OWN_CACHES),
+        embedding_length_per_layer_input=narrow,
+        altup__num_inputs=copies,
+        altup__active_idx=0,
+        final_logit_softcapping=30.0,
+    )
+    ends(sheet, size, tied=True)
+    sheet.matrix("per_layer_token_embd", size.vocab, narrow * size.layers)
+    sheet.matrix("per_layer_model_proj", narrow * size.layers, size.width)
+    sheet.norms(narrow, "per_layer_proj_norm")
+    for name in ("altup_proj", "altup_unembd_proj"):
+        sheet.plain(f"{name}.weight", size.width, size.width, copies - 1)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        attention(sheet, size, qk_norm=size.head)
+        gated(sheet, size.width, size.inner)
+        sheet.matrix("inp_gate", narrow, size.width)
+        sheet.matrix("proj", size.width, narrow)
+        sheet.norms(size.width, "post_norm", "altup_correct_scale", "altup_router_norm")
+        sheet.matrix("altup_correct_coef", copies, copies)
+        sheet.matrix("altup_predict_coef", copies * copies, copies)
+        sheet.matrix("altup_router", copies, size.width)
+        sheet.matrix("laurel_l", rank, size.width)
+        sheet.matrix("laurel_r", size.width, rank)
+        sheet.norms(size.width, "laurel_post_norm")
+    return "gemma3n"
+
+
+OWN_CACHES = 20  # layers with a cache of their own: load_arch_hparams of src/models/gemma3n.cpp
