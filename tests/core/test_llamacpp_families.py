@@ -3,6 +3,7 @@ their graphs with llama.cpp itself."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from memfit.api.engine import serve
 from memfit.errors import InputError, SourceError
 from memfit.model import catalog
 from memfit.serving.llamacpp.convert import converted
+from memfit.serving.llamacpp.engine import read_command
 from memfit.serving.llamacpp.loading import check
 from memfit.serving.llamacpp.memory import Buffers, buffers, signature
 from memfit.serving.llamacpp.model import GgufModel
@@ -167,6 +169,15 @@ def test_t5_with_a_cache_for_each_slot_is_refused_with_the_flag_that_works() -> 
     code, text = run("google/flan-t5-base:Q8_0", "--engine", "llamacpp", "-np", "2", "-c", "512")
     assert code == 2
     assert "--kv-unified" in text
+
+
+def test_t5_is_run_by_the_program_that_runs_its_encoder() -> None:
+    answer = serve("google/flan-t5-xl:Q8_0", engine="llamacpp", gpu="rtx-4090", offline=True)
+    assert "`llama-server` stops with `t5`" in answer.problems[0].message
+    assert answer.command.startswith("llama-completion -m flan-t5-xl-Q8_0.gguf")
+    assert " -np 1 " in answer.command
+    name, flags = read_command(shlex.split(answer.command))
+    assert (name, "-np" in flags) == ("flan-t5-xl-Q8_0.gguf", True)
 
 
 def test_the_speed_of_t5_is_not_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.llamacpp_models import CASES, ONE_STREAM, SMALL, WIDE, small, write
+from tests.engines.llamacpp_models import CASES, ENCODERS, SMALL, WIDE, small, write
 
 from memfit.serving.llamacpp.memory import buffers
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine
@@ -66,13 +67,22 @@ RUNS = {
 
 
 def kinds(run: Run) -> list[str]:
-    return [one for one in CASES if run.ours.streams == 1 or one not in ONE_STREAM]
+    return [one for one in CASES if run.ours.streams == 1 or one not in ENCODERS]
 
 
 def logs(run: Run, folder: Path) -> dict[str, str]:
-    """The log of each architecture, from one process that loads all files."""
+    """The log of each architecture, from one process that loads all files, and one for each that
+    llama-server stops with."""
+    found: dict[str, str] = {}
+    alone = [one for one in kinds(run) if one in ENCODERS]
+    for some in [[one for one in kinds(run) if one not in alone], *([one] for one in alone)]:
+        found |= loaded(run, some, folder)
+    return found
+
+
+def loaded(run: Run, some: list[str], folder: Path) -> dict[str, str]:
     lines = []
-    for kind in kinds(run):
+    for kind in some:
         path = folder / f"{kind}.gguf"
         write(small(kind, run.base), path)
         settings = {**run.theirs, "embedding": kind == "bert"}
@@ -84,6 +94,7 @@ def logs(run: Run, folder: Path) -> dict[str, str]:
         text=True,
         timeout=120,
         check=False,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
     )
     parts = re.split(r"load_model: loading model '.*/(.*)\.gguf'", done.stderr)
     return dict(zip(parts[1::2], parts[2::2], strict=True))

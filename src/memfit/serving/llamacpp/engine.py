@@ -25,7 +25,7 @@ from memfit.serving.llamacpp.options import OPTIONS, REFUSED, SILENT
 from memfit.serving.llamacpp.placement import HOST, place
 from memfit.serving.llamacpp.prompts import LIKELY_PROMPTS, prompt_rate
 from memfit.serving.llamacpp.recipes import RECIPES
-from memfit.serving.llamacpp.setup import Run, set_up
+from memfit.serving.llamacpp.setup import Run, encodes, set_up
 from memfit.serving.llamacpp.speed import (
     HOST_READS,
     HOSTS_READ,
@@ -111,7 +111,15 @@ def read_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 def _program(word: str) -> bool:
     name = word.rpartition("/")[2].removesuffix(".exe")
-    return name in ("llama-server", "llama-cli", "llama-bench", "llama-run", "server", "main")
+    return name in (
+        "llama-server",
+        "llama-cli",
+        "llama-completion",
+        "llama-bench",
+        "llama-run",
+        "server",
+        "main",
+    )
 
 
 def answered(run: Run) -> ServingAnswer:
@@ -171,7 +179,7 @@ def speed_of(run: Run) -> Speed | str | None:
         or RECIPES[run.model.arch].layers == "encoder"
     ):
         return None
-    if RECIPES[run.model.arch].layers == "encoder_decoder":
+    if encodes(run.model):
         return "memfit has no published speeds of models with an encoder and a decoder"
     if run.settings.draft is not None:
         return "the speed with a draft model depends on how many of its tokens are accepted"
@@ -331,7 +339,8 @@ def command(run: Run) -> str:
     """The command that gives these buffers, ready to copy."""
     settings = run.settings
     name = run.model.origin if run.quant == "as stored" else f"{run.model.name}-{run.quant}.gguf"
-    words = ["llama-server", "-m", name.rpartition("/")[2] or name]
+    program = "llama-completion" if encodes(run.model) else "llama-server"
+    words = [program, "-m", name.rpartition("/")[2] or name]
     layers = run.model.number("block_count") + 1
     words += ["-ngl", str(min(settings.gpu_layers, layers))]
     if settings.cpu_moe:

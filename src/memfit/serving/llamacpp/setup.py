@@ -19,6 +19,7 @@ from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.options import OPTIONS
 from memfit.serving.llamacpp.placement import BACKENDS, Backend, Machine
 from memfit.serving.llamacpp.quantize import usual
+from memfit.serving.llamacpp.recipes import RECIPES
 from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
 from memfit.units import MIB
 
@@ -114,6 +115,8 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         problems.append(Problem(message=message, where="--spec-type"))
     if question.draft is not None:
         settings = with_draft(question.draft, settings, model, machine, options, problems)
+    if encodes(model) and "parallel" not in options:
+        settings = replace(settings, **SINGLE)
     raise_errors(problems)
     remarks = list(noted(model, settings, options))
     return Run(
@@ -313,10 +316,20 @@ def _shares(text: str, problems: list[Problem]) -> tuple[float, ...]:
     return shares
 
 
+def encodes(model: GgufModel) -> bool:
+    """Whether an encoder reads the prompt; tools/server of b11549 fails an assertion then
+    ("llama_encode must be called first")."""
+    return RECIPES[model.arch].layers == "encoder_decoder"
+
+
 def noted(model: GgufModel, settings: Settings, options: Mapping[str, Any]) -> list[Problem]:
     """What does not stop llama.cpp but is worth saying."""
     found = []
     trained = model.number("context_length")
+    if encodes(model):
+        message = f"`llama-server` stops with `{model.arch}`: it does not run the encoder"
+        hint = "`llama-completion` does; these are its buffers"
+        found.append(Problem(level="warning", message=message, where="model", hint=hint))
     per_slot = settings.context if settings.unified else settings.context // settings.parallel
     if trained and per_slot > trained:
         found.append(
