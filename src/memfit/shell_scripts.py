@@ -240,6 +240,9 @@ def commands(reader: Reader, depth: int = 0) -> Iterator[list[str]]:
             shared.exported |= values if name == "export" else {}
         elif name == "for" and len(words) > 3 and words[2] == "in":
             reader.variables[words[1]] = words[3]
+        elif name == "read" and rest and reader.given:
+            lines = reader.given if "-d" in rest else reader.given.partition("\n")[0]
+            reader.variables[rest[-1]] = lines.strip()
         elif name == "shift":
             reader.shift(int(rest[0]) if rest and rest[0].isdecimal() else 1)
         elif name in ("cd", "pushd") and rest:
@@ -285,6 +288,7 @@ class Reader:
         self.shared = Shared()
         self.began, self.ended = 0, ""  # where the last command begins, and what is behind it
         self.cases = 0  # that are open
+        self.given = ""  # lines that the last command got as its input
 
     def inner(self, text: str, arguments: list[str]) -> Reader:
         """Of a function's text or of one that is evaluated: variables are the same ones."""
@@ -363,10 +367,12 @@ class Reader:
                 return
 
     def pass_over(self, data: re.Match[str]) -> None:
-        """Take out the lines that a command is given as its input."""
+        """Take out the lines that a command is given as its input, and keep what they say."""
         self.at = data.end()
         begins = self.line_end() + 1
         last = re.compile(rf"^\t*{data[2]}$", re.MULTILINE).search(self.text, begins)
+        lines = self.text[begins : None if last is None else last.start()]
+        self.given = lines if data[1] else self.plain('"' + lines.replace('"', '\\"') + '"')
         self.text = self.text[:begins] + ("" if last is None else self.text[last.end() :])
 
     def line_end(self) -> int:

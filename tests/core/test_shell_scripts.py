@@ -53,6 +53,18 @@ SCRIPTS = {
     "arithmetic": """
         NODES=2; PER=8
         torchrun --nnodes $NODES train.py --world $((NODES * PER)) --half $(( $PER / 2 ))""",
+    "lines read into a variable": """
+        SIZE=7b
+        read -r -d '' training <<EOF
+package.train \\
+   --model llama-$SIZE \\
+   --name "a b"
+EOF
+        read -r other <<'END'
+--kept $SIZE
+--not this
+END
+        deepspeed --module $training $other --more "$SIZE" """,
     "loops": """
         for lr in 1e-4 3e-4; do
             for seed in $(seq 1 3); do
