@@ -171,6 +171,11 @@ def test_a_checkout_of_a_library_is_not_the_library(tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     assert not lines.is_users(str(package / "trainer.py"))
     assert lines.is_users(str(tmp_path / "src" / "transformers" / "examples" / "run_qa.py"))
+    checkout = tmp_path / "trl" / "trl"
+    checkout.mkdir(parents=True)
+    (checkout / "__init__.py").touch()
+    assert not lines.is_users(str(checkout / "trainer" / "sft_trainer.py"))
+    assert lines.is_users(str(tmp_path / "trl" / "examples" / "sft.py"))
 
 
 @pytest.mark.parametrize(

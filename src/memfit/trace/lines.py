@@ -24,10 +24,10 @@ LIBRARIES = tuple(
 )
 
 
-# Libraries that are also installed from their sources, for newer examples.
-SOURCES = re.compile(
-    r".*?/src/(?:accelerate|datasets|diffusers|huggingface_hub|peft|transformers)/"
-)
+# Libraries that are also installed from their sources, for newer examples: in a folder `src`, where
+# a user's own package may have the name, or anywhere.
+IN_SRC = {"accelerate", "datasets", "diffusers", "huggingface_hub", "peft", "transformers"}
+ANYWHERE = {"deepspeed", "sentence_transformers", "trl"}
 
 
 @functools.cache
@@ -41,8 +41,11 @@ def is_users(name: str) -> bool:
 
 def of_package(path: str) -> bool:
     """In the package itself; `~/src/transformers/examples` is a user's checkout of the library."""
-    found = SOURCES.match(path)
-    return found is not None and Path(found[0], "__init__.py").is_file()
+    return any(
+        (one.name in ANYWHERE or (one.name in IN_SRC and one.parent.name == "src"))
+        and (one / "__init__.py").is_file()
+        for one in Path(path).parents
+    )
 
 
 def texts() -> Iterator[str]:
