@@ -176,9 +176,10 @@ def pretrained(owner: Any) -> list[Patch]:
         name = "adapter_model.safetensors" if adapters else "model.safetensors"
         held = [one for one in self.parameters() if one.requires_grad] if adapters else self
         touch(os.path.join(os.fspath(save_directory), name), size_of(held))
-        if not adapters:
+        folder = os.fspath(save_directory)
+        for part, config in (self.peft_config if adapters else {"": self.config}).items():
             with contextlib.suppress(OSError, TypeError, ValueError):
-                self.config.save_pretrained(save_directory)
+                config.save_pretrained(folder if part == "default" else os.path.join(folder, part))
 
     return [(owner, "save_pretrained", save_pretrained)]
 
