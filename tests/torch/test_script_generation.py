@@ -145,3 +145,31 @@ def test_the_cache_goes_by_either_name(name: str) -> None:
     assert len(runs) == 3
     assert cache.get_seq_length() == 18
     assert len(stopping_criteria) == 1
+
+
+UNCACHED = """
+import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M", device_map="cuda")
+if HOOKED:
+    model.register_forward_hook(lambda *_: None)  # whose module is always run
+ids = torch.randint(0, 1000, (2, 32), device="cuda")
+with torch.no_grad():
+    found = model.generate(ids, max_new_tokens=16, use_cache=False, do_sample=True)
+assert found.shape == (2, 48)
+"""
+
+
+def test_tokens_without_a_cache_are_skipped(tmp_path: Path) -> None:
+    """The last passes are the largest, and are run."""
+    script = tmp_path / "generate.py"
+    found = []
+    for hooked in (False, True):
+        script.write_text(UNCACHED.replace("HOOKED", str(hooked)))
+        found.append(trace(script, steps=0))
+    skipping, whole = found
+    # Python's collector frees a few small tensors at other times
+    assert skipping.memory.allocated == pytest.approx(whole.memory.allocated, rel=0.001)
+    assert skipping.memory.reserved == whole.memory.reserved
+    assert any("10 passes without gradients" in one.message for one in skipping.problems)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -114,4 +115,73 @@ class Generation:
         return self.kind(**like.made(self.result), **shared, **{self.name: cache})
 
 
-__all__ = ["Generation"]
+class Growing:
+    """An answer that is generated without a cache, with one token more in each pass. The last
+    passes, which are the largest, are run, so a loop is left alone whose end nothing says."""
+
+    def __init__(self) -> None:
+        self.module: Callable[[], Any] = lambda: None
+        self.form: Hashable = None  # what stays the same
+        self.sizes: list[list[int]] = []  # of inputs in the passes that were run
+        self.results: list[Any] = []
+        self.last: list[int] = []  # sizes of inputs in the pass before, run or not
+
+    def skips(self, module: Any, form: Hashable, sizes: list[int], length: int) -> bool:
+        """Whether the pass that begins is like those before it, and none of the last ones."""
+        known = self.module() is module and form == self.form
+        if not known or grown(self.last, sizes) is None:
+            self.module, self.form, self.sizes, self.results = weakref.ref(module), form, [], []
+        before, self.last = self.last, sizes
+        if len(self.results) < FIRST or length + LAST >= limit():
+            return False
+        *_, one, two = self.sizes
+        return grown(one, two) == grown(before, sizes)
+
+    def ran(self, result: Any, plain: bool) -> None:
+        """`plain` results are of tensors alone that are new."""
+        tensors = [*like.tensors_in(result)]
+        if plain and all(one.is_contiguous() and one._base is None for one in tensors):
+            self.sizes.append(self.last)
+            self.results.append(like.replaced(result, shaped))
+        else:
+            self.sizes, self.results = [], []
+
+    def result(self) -> Any:
+        """As large as the growth so far says."""
+        *_, before, latest = self.results
+        (step,) = {b - a for a, b in zip(*self.sizes[-2:], strict=True) if b != a}
+        (more,) = {b - a for a, b in zip(self.sizes[-1], self.last, strict=True) if b != a}
+        shapes = iter([*like.parts(before)])
+
+        def made(one: Any) -> Any:
+            earlier = next(shapes)
+            if not isinstance(one, Shaped):
+                return one
+            size = [b + (b - a) * more // step for a, b in zip(earlier.size, one.size, strict=True)]
+            return torch.zeros(size, dtype=one.dtype, device=one.device)
+
+        return like.replaced(latest, made)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A new tensor of a result."""
+
+    size: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def shaped(one: Any) -> Any:
+    return Shaped(one.shape, one.dtype, one.device) if isinstance(one, torch.Tensor) else one
+
+
+def grown(before: list[int], after: list[int]) -> list[int] | None:
+    """How much each size has grown, if some have, all of them by as much."""
+    if len(before) != len(after):
+        return None
+    found = [two - one for one, two in zip(before, after, strict=True)]
+    return found if len({*found} - {0}) == 1 and min(found) >= 0 else None
+
+
+__all__ = ["Generation", "Growing"]

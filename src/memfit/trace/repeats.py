@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from memfit.tape import Free
 from memfit.trace import lines
-from memfit.trace.generation import Generation
+from memfit.trace.generation import Generation, Growing
 from memfit.trace.like import PLAIN, made, parts, plain, template, tensors_in
 from memfit.trace.recorder import Block, Recorder
 
@@ -40,7 +40,7 @@ class Repeats:
         self.recorder = recorder
         self.known: dict[int, tuple[weakref.ref[Any], dict[Hashable, Passes]]] = {}
         self.skipped = 0
-        self.generation = Generation()
+        self.generation, self.growing = Generation(), Growing()
 
     def run(
         self, module: torch.nn.Module, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -53,7 +53,14 @@ class Repeats:
             skipped, result = self.generation.step(lambda: call(module, *args, **kwargs), kwargs)
             self.skipped += skipped
             return result
-        kinds, key = self.of(module), (state_of(module), shapes)
+        state = state_of(module)
+        form, sizes = split((state, shapes))
+        ids = kwargs.get("input_ids")
+        length = ids.shape[-1] if isinstance(ids, torch.Tensor) else 0
+        if self.growing.skips(module, form, sizes, length):
+            self.skipped += 1
+            return self.growing.result()
+        kinds, key = self.of(module), (state, shapes)
         before, alive = kinds.get(key, Passes()), self.alive()
         if before.count >= ALIKE and alive <= before.most + SLACK:
             self.skipped += 1
@@ -61,17 +68,18 @@ class Repeats:
         start, buffers = len(self.recorder.events), versions(module)
         result = call(module, *args, **kwargs)
         events = self.recorder.events[start:]
-        sizes = tuple(one.size for one in events if isinstance(one, Block))
+        allocated = tuple(one.size for one in events if isinstance(one, Block))
         kinds[key] = Passes(most=max(alive, before.most))
-        if (
-            (sizes == before.sizes or not before.count)
-            and all(plain(one) for one in parts(result))
+        new = (
+            all(plain(one) for one in parts(result))
             and self.fresh([*tensors_in(result)], events)
             and unwritten(buffers, versions(module))
-        ):
+        )
+        self.growing.ran(result, new)
+        if new and (allocated == before.sizes or not before.count):
             kinds[key] = Passes(
                 count=before.count + 1,
-                sizes=sizes,
+                sizes=allocated,
                 most=max(alive, before.most),
                 result=template(result),
             )
@@ -143,6 +151,21 @@ def shape_of(value: Any) -> Hashable:
     if type(value) is dict:
         return shape_of([*value.items()])
     return None
+
+
+def split(shapes: Hashable) -> tuple[Hashable, list[int]]:
+    """What `shape_of` gives, without sizes, and the sizes."""
+    sizes: list[int] = []
+
+    def form(value: Any) -> Hashable:
+        if not isinstance(value, tuple) or type(value) is torch.Size:
+            return value
+        if len(value) > 1 and type(value[1]) is torch.Size:  # without strides
+            sizes.extend(value[1])
+            return (value[0], len(value[1]), *value[3:])
+        return tuple(map(form, value))
+
+    return form(shapes), sizes
 
 
 __all__ = ["Repeats"]
