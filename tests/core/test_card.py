@@ -19,6 +19,7 @@ from memfit.cli.routing import routed
 from memfit.errors import MissingExtra
 from memfit.estimate import estimate
 from memfit.model import catalog
+from memfit.model.equivalents import EQUIVALENTS
 from memfit.model.families import families
 from memfit.model.quantized import stored_as
 from memfit.plan.card import (
@@ -374,7 +375,8 @@ def test_the_smallest_gpu_for_each_use() -> None:
 
 
 def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    name = next(one.name for one in catalog.entries() if one.model_type not in families())
+    known = {*families(), *EQUIVALENTS}
+    name = next(one.name for one in catalog.entries() if one.model_type not in known)
     assert main([name, "--gpu", "t4", "--offline"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "a card needs formulas" in lines[0]

@@ -266,7 +266,7 @@ def test_sglang_has_no_other_encoders() -> None:
 def test_what_no_encoder_can_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="is an encoder, which memfit knows in vLLM alone"):
         memfit.serve(BGE, engine="tgi", gpu="l4")
-    with pytest.raises(InputError, match="encoders, which generate nothing"):
+    with pytest.raises(InputError, match="models with an encoder"):
         plan_engine(BGE, engine="vllm", gpu="l4")
     with pytest.raises(InputError, match="not supported yet: model_type `nomic_bert`"):
         memfit.serve({**BERT, "model_type": "nomic_bert", "moe_every_n_layers": 2}, engine="vllm")

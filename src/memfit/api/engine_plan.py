@@ -83,6 +83,7 @@ def solved(
     from memfit.plan.engine_search import cheapest_engine, plan_engine
     from memfit.serving import find_engine
     from memfit.serving.planned import find_planned
+    from memfit.serving.speech import is_speech
     from memfit.serving.text_encoders import is_encoder
 
     known = find_engine(engine)
@@ -98,9 +99,9 @@ def solved(
         if model
         else None
     )
-    if subject is not None and is_encoder(subject.model):
+    if subject is not None and (is_encoder(subject.model) or is_speech(subject.model)):
         hint = f"`memfit estimate {shlex.quote(subject.name)} --engine {known.name}` answers"
-        message = "plans for encoders, which generate nothing, are not supported"
+        message = "plans for the inference of models with an encoder are not supported yet"
         problems.append(Problem(message=message, where="model", hint=hint))
     top = whole(asked, "top", problems) or 5
     problems += fixed_problems(planned, fixed, load)

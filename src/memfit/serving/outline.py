@@ -39,6 +39,7 @@ from memfit.serving.parts import (
     norm,
     sparse,
 )
+from memfit.serving.speech import SPEECH
 from memfit.serving.text_encoders import TEXT_ENCODERS
 
 # Text models whose layers are those of another family, by `model_type`.
@@ -247,6 +248,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     "deepseek_v4": deepseek_v4,
     **MORE,
     **TEXT_ENCODERS,
+    **SPEECH,
 }
 
 __all__ = ["outline"]

@@ -70,6 +70,13 @@ class Bidirectional(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Crossing(Attention):
+    """Attention of a decoder to `length` outputs of an encoder, which a request keeps."""
+
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Picking(Attention):
     """Attention to blocks of tokens that small queries and a key pick (MiniMax-M3). Ranks share
     these queries as they share keys and values; the key is whole on each, and so is its cache, in

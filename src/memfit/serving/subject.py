@@ -14,6 +14,7 @@ from memfit.model.source import Source
 from memfit.serving.base import Subject
 from memfit.serving.compressed import is_compressed
 from memfit.serving.outline import outline
+from memfit.serving.speech import is_speech
 from memfit.serving.text_encoders import is_encoder
 
 
@@ -58,9 +59,12 @@ def structure(
     return made
 
 
-def known_model(subject: Subject, *, compressed: bool = False, encoders: bool = False) -> Model:
+def known_model(
+    subject: Subject, *, compressed: bool = False, encoders: bool = False, speech: bool = False
+) -> Model:
     """The model, where memfit knows its type and its config is sound. `compressed`: also one that
-    caches compressed entries; `encoders`: also one that generates nothing."""
+    caches compressed entries; `encoders`: also one that generates nothing; `speech`: also a decoder
+    that attends to a sound."""
     if subject.model is None:
         raise reason(subject.config)
     if is_compressed(subject.model) and not compressed:
@@ -68,6 +72,9 @@ def known_model(subject: Subject, *, compressed: bool = False, encoders: bool = 
         raise InputError.one(message, where="model", hint="use `--engine vllm`, version 0.25 or so")
     if is_encoder(subject.model) and not encoders:
         message = f"`{subject.model.family}` is an encoder, which memfit knows in vLLM alone"
+        raise InputError.one(message, where="model", hint="use `--engine vllm`")
+    if is_speech(subject.model) and not speech:
+        message = f"`{subject.model.family}` has an encoder, which memfit knows in vLLM alone"
         raise InputError.one(message, where="model", hint="use `--engine vllm`")
     return subject.model
 

@@ -16,8 +16,8 @@ from memfit.serving.vllm.rules import Rules
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What one layer keeps: `page` bytes for `block` tokens. `kind` is full, sliding, chunked, or
-    state (a fixed size per request)."""
+    """What one layer keeps: `page` bytes for `block` tokens. `kind` is full, sliding, chunked,
+    crossing (an encoder's `window` outputs), or state (a fixed size per request)."""
 
     kind: str
     block: int
@@ -36,6 +36,8 @@ class Spec:
             # the window less one, the tokens of one step, and a page for a window that starts
             # within a block
             return -(-min(self.window - 1 + batched, length) // self.block) + 1
+        if self.kind == "crossing":
+            return -(-self.window // self.block)
         if self.kind == "chunked":
             return -(-min(self.window + batched, length) // self.block)
         return -(-length // self.block)

@@ -253,6 +253,20 @@ def internvl(vision: Mapping[str, Any], model: Model, step: Step) -> Encoder:
     return Encoder(items=(image,), moments=moments, output=model.width)
 
 
+def whisper(config: Mapping[str, Any], model: Model, step: Step) -> Encoder:
+    """Whisper: half a minute of sound, of which the first convolution leaves two columns for each
+    one behind the second (whisper.py)."""
+    width, length = int(config["d_model"]), int(config["max_source_positions"])
+    sound = Item(
+        kind="audio",
+        tokens=length,
+        patches=length,
+        numbers=2 * length * int(config["num_mel_bins"]),
+    )
+    moments = layers_of(width, int(config["encoder_ffn_dim"]))
+    return Encoder(items=(sound,), moments=((4 * width, 0), *moments), output=width)
+
+
 def first(value: Any) -> int:
     """A number, or the first of a list of them."""
     return int(value[0] if isinstance(value, list) else value)
@@ -272,4 +286,5 @@ ENCODERS: dict[str, Callable[[Mapping[str, Any], Model, Step], Encoder]] = {
     "llama4": llama4,
     "internvl": internvl,
     "internvl_chat": internvl,
+    "whisper": whisper,
 }

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from memfit.constants import fitted
 from memfit.serving.compressed import is_compressed
+from memfit.serving.speech import is_speech
 from memfit.serving.vllm.experts import CUTLASS, activation, kernel, scale_bytes
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import layers_of
@@ -57,10 +58,13 @@ def captured(setup: Setup) -> int:
     models that pool do not have (config/vllm.py, 0.11.0 to 0.33.0)."""
     query = 1 + setup.guesses
     pieces = sizes(setup)
-    if setup.pooling or not decodes_in_one(setup):
+    speech = is_speech(setup.model)
+    late = setup.rules.crossing_steps
+    if setup.pooling or not decodes_in_one(setup) or (speech and not late):
         return len(pieces)
     decoding = {query * -(-one // query) for one in pieces}
-    return len(pieces) + sum(query <= one <= query * setup.requests for one in decoding)
+    whole = sum(query <= one <= query * setup.requests for one in decoding)
+    return whole if speech else len(pieces) + whole
 
 
 def decodes_in_one(setup: Setup) -> bool:

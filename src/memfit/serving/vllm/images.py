@@ -29,6 +29,7 @@ from memfit.serving.vllm.encoders import (
 
 FP32 = 4
 MOST_PIXELS = 2**30  # that memfit reads: an image of more than 32,768 pixels a side is none
+WHOLE = ("whisper",)  # types whose config is the encoder's, too
 NO_OBJECT = "`{}` must be a JSON object"
 
 
@@ -119,11 +120,12 @@ def most_items(item: Item, step: Step, limit: int) -> int:
 def images(model: Model, config: Mapping[str, Any], step: Step) -> Images | None:
     """Bytes of images in the profiling run, zero where the model or the options have none; None
     where memfit does not know the encoder."""
-    vision = config.get("vision_config")
+    kind = str(config.get("model_type"))
+    vision = config if kind in WHOLE else config.get("vision_config")
     skipped = step.options.get("skip_mm_profiling") or step.options.get("language_model_only")
     if not vision or skipped:
         return Images()
-    make = ENCODERS.get(str(config.get("model_type")))
+    make = ENCODERS.get(kind)
     if make is None or not isinstance(vision, Mapping):
         limits = limits_of(step.options)
         return Images() if limits and not any(map(limit_of, limits.values())) else None

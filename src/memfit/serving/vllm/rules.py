@@ -84,6 +84,9 @@ class Rules:
     in_flight: bool = False  # windows keep the tokens of each step that is under way
     hybrid_prefixes: bool = False  # prefixes of hybrid models are cached by default
     largest_steps: bool = False  # 16384 tokens from 160 GiB on
+    # Of an encoder–decoder: a request's cache of the encoder's outputs has room for the tokens of a
+    # step (CrossAttentionSpec), and only steps that decode have CUDA graphs, not those in pieces
+    crossing_steps: bool = False
     long_pooling_steps: bool = False  # prompts that stay whole share steps of the usual size
 
 
@@ -143,7 +146,11 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ),
     # seen in logs of 0.11.2; no log of 0.13 has it (twelve starts, two of which compiled);
     # multimodal/profiling.py counts get_num_embeds, not the length
-    ((0, 13, 0), {"compiling": False, "marks_are_items": False}),
+    # config/scheduler.py max_num_encoder_input_tokens and config/vllm.py, not in 0.12.0
+    (
+        (0, 13, 0),
+        {"compiling": False, "marks_are_items": False, "crossing_steps": True},
+    ),
     # vllm-project/vllm#29431; oracle/fp8.py and nvfp4.py, not in 0.13.0
     ((0, 14, 0), {"fitted_length": True, "expert_workspaces": ("plain", "fp8", "fp4")}),
     # models/interfaces.py _mark_tower_model for all models (#32605, #32757); some models before;

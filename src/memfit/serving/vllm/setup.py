@@ -22,6 +22,7 @@ from memfit.serving.vllm.images import Images, image_problems, images, text_only
 from memfit.serving.vllm.pooling import needs_v0, pools, step_tokens
 from memfit.serving.vllm.rules import COMPILING, NEWEST, Rules, parse, rules_of
 from memfit.serving.vllm.runners import second_runner, steps_under_way
+from memfit.serving.vllm.sounds import sound_problems
 from memfit.serving.vllm.speculation import (
     draft_problems,
     every_state,
@@ -104,7 +105,7 @@ def set_up(question: Question) -> Setup:
     problems = list(silicon_problems(question, "vLLM"))
     options, subject = question.options, question.subject
     rules = engine_rules(question)
-    model = known_model(subject, compressed=True, encoders=True)
+    model = known_model(subject, compressed=True, encoders=True, speech=True)
     pooling = pools(question, model)
     tensor, pipeline, copies = (int(options.get(f"{one}_parallel_size", 1)) for one in PARALLEL)
     gpus = tensor * pipeline * copies
@@ -124,6 +125,8 @@ def set_up(question: Question) -> Setup:
     second = second_runner(question, model, rules, pooling=pooling)
     seen = seen_images(question, rules, width, (length, batched, requests))
     problems += notes(question, compiles, images=seen)
+    problems += sound_problems(question, model, rules, batched)
+    raise_errors(problems)
     return Setup(
         subject=subject,
         model=model,
@@ -233,7 +236,7 @@ def seen_images(
         width=width,
         rules=rules,
     )
-    model = known_model(question.subject, compressed=True, encoders=True)
+    model = known_model(question.subject, compressed=True, encoders=True, speech=True)
     return images(model, question.subject.config, step)
 
 
@@ -300,7 +303,7 @@ def multiprocessors(question: Question) -> int:
 def notes(question: Question, compiles: bool, images: Images | None) -> list[Problem]:
     """Words about what is not counted, and about kernels that are compiled."""
     found = [] if images is not None else [images_note()]
-    if images is not None and images.peak:
+    if images is not None and images.peak and question.subject.config.get("vision_config"):
         found.append(profiled_note())
     if compiles:
         found.append(compiling_note())

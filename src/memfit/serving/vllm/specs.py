@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memfit.model.modules import Attention, Latent, Layer
-from memfit.serving.parts import Bidirectional, Indexer, Picking, Recurrent, pair
+from memfit.serving.parts import Bidirectional, Crossing, Indexer, Picking, Recurrent, pair
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import kv_heads, layers_of
@@ -42,13 +42,16 @@ def layer_specs(setup: Setup) -> list[Spec]:
                 heads = kv_heads(mixer.kv_heads, setup.rank.heads)
                 tokens = PICKED if picking else setup.block
                 page = tokens * heads * pair(mixer) * size
-                kind = "sliding" if mixer.window else "full"
+                window, kind = mixer.window, "sliding" if mixer.window else "full"
+                if isinstance(mixer, Crossing):
+                    kind = "crossing"
+                    window = setup.batched if setup.rules.crossing_steps else mixer.length
                 found.append(
                     Spec(
                         kind=kind,
                         block=tokens,
                         page=page,
-                        window=mixer.window,
+                        window=window,
                         heads=heads,
                         head=mixer.head,
                     )

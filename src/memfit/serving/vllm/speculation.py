@@ -45,7 +45,7 @@ def cached_states(question: Question, rules: Rules) -> bool:
     is_prefix_caching_supported)."""
     mode, given = (question.options.get(one) for one in ("mamba_cache_mode", CACHING))
     if given is None:
-        model = known_model(question.subject, compressed=True, encoders=True)
+        model = known_model(question.subject, compressed=True, encoders=True, speech=True)
         given = rules.hybrid_prefixes and attention_heads(model) is not None
     return bool(given) and mode != "none" and rules.aligned_states
 
