@@ -16,6 +16,7 @@ from memfit.hardware.outside import page_records
 from memfit.model.quantized import Skip
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question
+from memfit.serving.links import communicator_bytes
 from memfit.serving.sglang.setup import set_up as sglang_set_up
 from memfit.serving.stored import FLASHINFER, MARLIN, TRITON
 from memfit.serving.vllm.setup import set_up as vllm_set_up
@@ -525,3 +526,17 @@ def test_layers_that_guess_stay_in_16_bits_where_a_name_tells_the_quantization()
     )
     layer = with_it["weights_gib"] - without["weights_gib"]
     assert layer == pytest.approx(75.17 - 70.47, abs=0.05)
+
+
+def test_a_geforce_keeps_nccls_buffers_in_the_hosts_memory() -> None:
+    """NVIDIA/nccl#1127: two RTX 3090 without a bridge cannot reach each other."""
+    devices = {
+        name: asked("Qwen/Qwen3-8B", name, "").devices[0]
+        for name in ("rtx-3090", "rtx-5090", "gtx-1080-ti", "rtx-a6000", "l40s")
+    }
+    taken = {name: communicator_bytes(device, 2, (2, 9)) for name, device in devices.items()}
+    assert taken["rtx-3090"] == taken["rtx-5090"] == 0
+    assert taken["gtx-1080-ti"] == taken["rtx-a6000"] == taken["l40s"] > 0
+    gpu = find_gpu("rtx-3090")
+    bridged = replace(devices["rtx-3090"], gpu=replace(gpu, link=gpu.bridge))
+    assert communicator_bytes(bridged, 2, (2, 9)) > 0
