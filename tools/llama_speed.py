@@ -64,7 +64,7 @@ def features(backend: str) -> list[Feature]:
     """What one token of each row of a backend takes."""
     found = []
     for row, placed in placed_rows(backend, decoding=True):
-        if on_cpu(placed.decoding.places, placed.machine):
+        if on_cpu(placed.decoding.model, placed.decoding.places, placed.machine):
             continue
         works = placed.decoding.work(row.depth + row.tokens / 2)
         found.append((row, works[placed.machine.devices[0]], placed.gpu))
@@ -148,7 +148,7 @@ def shared(backend: str) -> dict[str, list[Shared]]:
         if isinstance(placed, str) or placed.machine.backend.name != backend:
             continue
         decoding, machine = placed.decoding, placed.machine
-        if not on_cpu(decoding.places, machine):
+        if not on_cpu(decoding.model, decoding.places, machine):
             continue
         gpu, read = 0.0, 0.0
         for device, work in decoding.work(row.depth + row.tokens / 2).items():

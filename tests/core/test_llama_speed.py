@@ -185,7 +185,7 @@ def test_a_token_goes_to_the_cpu_and_back() -> None:
     for options, expected in (({}, 0), ({"cpu_moe": 12}, 12), ({"gpu_layers": 10}, 0.5)):
         found = decoding("openai/gpt-oss-20b", "MXFP4", **options)
         assert turns(found.model, found.places, CUDA) == expected
-        assert on_cpu(found.places, CUDA) == bool(options)
+        assert on_cpu(found.model, found.places, CUDA) == bool(options)
 
 
 def test_the_cpu_reads_its_layers_beside_the_gpu() -> None:

@@ -210,8 +210,33 @@ def test_gemma_3n_keeps_twenty_layers_of_35() -> None:
 def test_the_sparse_layers_of_gemma_3n_count() -> None:
     """Layers that differ in what they compute alone are not taken for equal."""
     model = small("gemma3n_text")
-    settings, cpu = Settings(context=1024), place(model, Settings(), CPU)
-    kinds = [signature(model, settings, cpu, layer) for layer in range(25)]
+    places = place(model, Settings(), CPU)
+    kinds = [signature(model, places, layer) for layer in range(25)]
     assert kinds[5] == kinds[6] != kinds[10] == kinds[11]
     assert kinds[4] != kinds[5]
     assert kinds[20] != kinds[11]
+
+
+# ------------------------------------------------------------------ what is remembered
+
+
+def test_placements_are_remembered_by_what_they_depend_on() -> None:
+    model, gpu = small("qwen3_moe"), Machine(backend=BACKENDS["cuda"], free=(2**34,))
+    first = place(model, Settings(context=4096), gpu)
+    assert place(model, Settings(context=8192, cache_k="q8_0"), gpu) is first
+    for changed in (
+        Settings(gpu_layers=1),
+        Settings(cpu_moe=1),
+        Settings(overrides=(("attn_q", "CPU"),)),
+        Settings(kv_offload=False),
+    ):
+        assert place(model, changed, gpu) != first
+    assert place(model, Settings(), replace(gpu, backend=BACKENDS["vulkan"])) != first
+
+
+def test_a_second_answer_counts_the_layers_anew_for_other_caches() -> None:
+    """Equal layers are counted once; what they keep follows the settings."""
+    model = small("gemma4")
+    one, two = (held(model, cache_k=kind, cache_v=kind) for kind in ("f16", "f32"))
+    assert two.kv[HOST] == 2 * one.kv[HOST]
+    assert two.kv_window[HOST] == 2 * one.kv_window[HOST]

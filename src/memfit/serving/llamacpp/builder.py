@@ -7,7 +7,8 @@ b7437); tests compare the allocator's result with llama.cpp itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import field
 
 from memfit.errors import SourceError
 from memfit.lazy_dataclass import dataclass
@@ -58,13 +59,15 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where things lie: a device for each tensor and for each layer's cache."""
+    """Where things lie: a device for each tensor and for each layer's cache. `key`: what decided
+    it, under which a model remembers what follows from it."""
 
     tensors: Mapping[str, str]
     layers: tuple[str, ...]
     caches: tuple[str, ...]
     output: str
     cpu: str = "CPU"
+    key: Hashable = field(default_factory=object, compare=False)
 
 
 class Builder:

@@ -70,6 +70,30 @@ def state_values(model: GgufModel) -> tuple[int, int]:
     return (conv - 1) * (inner + 2 * groups * state), state * inner
 
 
+def layer_caches(model: GgufModel, settings: Settings) -> list[LayerCache]:
+    """Of every layer. Layers alike keep as much, so one of each kind is counted."""
+    kinds = model.once("kinds of caches", lambda: [kind(model, one) for one in range(model.layers)])
+    made: dict[object, LayerCache] = {}
+    for layer, one in enumerate(kinds):
+        if one not in made:
+            made[one] = layer_cache(model, settings, layer)
+    return [made[one] for one in kinds]
+
+
+def kind(model: GgufModel, layer: int) -> object:
+    """What decides how much a layer keeps, beside the settings."""
+    return (
+        model.kv_heads(layer),
+        model.head(layer),
+        model.value_head(layer),
+        model.slides(layer),
+        model.cache_of(layer) == layer,
+        recurrent(model, layer),
+        attends(model, layer),
+        f"blk.{layer}.indexer.proj.weight" in model.by_name,
+    )
+
+
 def layer_cache(model: GgufModel, settings: Settings, layer: int) -> LayerCache:
     if recurrent(model, layer):
         conv, state = state_values(model)

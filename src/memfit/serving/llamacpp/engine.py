@@ -192,7 +192,7 @@ def speed_of(run: Run) -> Speed | str | None:
     short, full = (token_seconds(decoding, run.machine, gpus, depth, host) for depth in depths)
     if isinstance(short, str) or isinstance(full, str):
         return short if isinstance(short, str) else str(full)
-    slowest, quickest, shares = short, short, on_cpu(places, run.machine)
+    slowest, quickest, shares = short, short, on_cpu(run.model, places, run.machine)
     if shares and not run.host_bandwidth:
         slowest, quickest = (
             float(token_seconds(decoding, run.machine, gpus, depths[0], one)) for one in HOSTS_READ

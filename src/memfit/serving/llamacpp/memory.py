@@ -9,7 +9,7 @@ from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp import graphs
 from memfit.serving.llamacpp.builder import Builder, Places
-from memfit.serving.llamacpp.caches import LayerCache, layer_cache, window_cells
+from memfit.serving.llamacpp.caches import LayerCache, layer_caches, window_cells
 from memfit.serving.llamacpp.gemma3n import SPARSE
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import HOST, Machine, model_buffers, place
@@ -76,9 +76,9 @@ def storage(model: GgufModel, settings: Settings, machine: Machine) -> Storage:
             )
         settings = replace(settings, all_outputs=True)
     places = place(model, settings, machine)
-    caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
+    caches = layer_caches(model, settings)
     found = Buffers(
-        model=model_buffers(model, places, machine),
+        model=model.once(("weights", places.key), lambda: model_buffers(model, places, machine)),
         kv=_by_device(places, caches, lambda one: 0 if one.slides else one.kv),
         kv_window=_by_device(places, caches, lambda one: one.kv if one.slides else 0),
         state=_by_device(places, caches, lambda one: one.state),
@@ -161,7 +161,10 @@ def compute_buffers(
     """The graph allocator's result for the largest batch (`graph_reserve`), and the parts that the
     graph is split into. They depend on what differs from layer to layer, not on which layers that
     is; so they are the same for most numbers of layers on the CPU."""
-    alike = [signature(model, settings, places, layer) for layer in range(model.layers)]
+    alike = model.once(
+        ("alike", places.key),
+        lambda: [signature(model, places, layer) for layer in range(model.layers)],
+    )
     order = enough_layers(alike)
     copies = model.number("embedding_length_per_layer_input") and len(set(places.layers)) > 1
     if copies or "attention.indexer.top_k" in model.facts:
@@ -221,7 +224,7 @@ def enough_layers(alike: Sequence[object]) -> list[int]:
 LONGEST_PERIOD, ENOUGH = 8, 3
 
 
-def signature(model: GgufModel, settings: Settings, places: Places, layer: int) -> object:
+def signature(model: GgufModel, places: Places, layer: int) -> object:
     """What tells layers apart for the allocator: their tensors' shapes and places, and, where the
     weights of the CPU are copied, their types."""
     tensors = model.of_layer(layer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.allocator import CPU, CUDA, METAL, VULKAN, Pool
@@ -101,6 +101,13 @@ def overridden(name: str, layer: int, settings: Settings) -> str | None:
 
 
 def place(model: GgufModel, settings: Settings, machine: Machine) -> Places:
+    """Remembered by what it depends on, which the length of the context is not."""
+    layers = (*layer_devices(model, settings, machine), machine.devices, machine.backend)
+    key = ("places", *layers, settings.overrides, settings.cpu_moe, settings.kv_offload)
+    return model.once(key, lambda: placed(model, settings, machine, key))
+
+
+def placed(model: GgufModel, settings: Settings, machine: Machine, key: Hashable) -> Places:
     layers = layer_devices(model, settings, machine)
     output = layers[-1]
 
@@ -125,6 +132,7 @@ def place(model: GgufModel, settings: Settings, machine: Machine) -> Places:
         caches=tuple(caches),
         output=output,
         cpu=HOST,
+        key=key,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -19,7 +20,7 @@ from memfit.hardware.apple import gpu_cores
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp import graphs
 from memfit.serving.llamacpp.builder import Builder, Places
-from memfit.serving.llamacpp.caches import layer_cache, recurrent, state_values, window_cells
+from memfit.serving.llamacpp.caches import layer_caches, window_cells
 from memfit.serving.llamacpp.ggml import VIEWS
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor
 from memfit.serving.llamacpp.placement import EXPERTS, INPUTS, Machine
@@ -144,6 +145,15 @@ class Decoding:
     settings: Settings
     places: Places
 
+    @cached_property
+    def weights(self) -> Mapping[tuple[str, str], float]:
+        """Bytes by device and kind, which are the same at every depth."""
+        found: dict[tuple[str, str], float] = {}
+        for tensor, device, read in weights_read(self.model, self.places):
+            key = device, KINDS.get(tensor.type.block, "large")
+            found[key] = found.get(key, 0.0) + read
+        return found
+
     def work(self, depth: float) -> dict[str, Work]:
         """By device."""
         found: dict[str, dict[str, float]] = {}
@@ -152,11 +162,10 @@ class Decoding:
             parts = found.setdefault(device, {})
             parts[part] = parts.get(part, 0.0) + amount
 
-        for tensor, device, read in weights_read(self.model, self.places):
-            add(device, KINDS.get(tensor.type.block, "large"), read)
+        for (device, part), read in self.weights.items():
+            add(device, part, read)
         nodes = layer_nodes(self.model, self.settings)
-        for layer in range(self.model.layers):
-            read = cache_read(self.model, self.settings, layer, depth)
+        for layer, read in enumerate(cache_reads(self.model, self.settings, depth)):
             add(self.places.caches[layer], "cache", read)
             add(self.places.layers[layer], "nodes", nodes[layer])
         add(self.places.output, "nodes", nodes[-1])
@@ -183,17 +192,21 @@ def weights_read(model: GgufModel, places: Places) -> list[tuple[GgufTensor, str
     return found
 
 
-def cache_read(model: GgufModel, settings: Settings, layer: int, depth: float) -> float:
-    """Bytes of keys and values that a layer reads for one token; a state is read and written."""
-    if recurrent(model, layer):
-        convolution, state = state_values(model)
-        return 2.0 * 4 * (convolution + state)
-    source = model.cache_of(layer)
+def cache_reads(model: GgufModel, settings: Settings, depth: float) -> list[float]:
+    """Bytes of keys and values that each layer reads for one token; a state is read and written."""
     one = replace(settings, context=256, parallel=1, unified=False, draft=None)
-    held = layer_cache(model, one, source)
-    cells = window_cells(model, one) if model.slides(source) else one.cells
-    seen = min(depth, model.window) if model.slides(source) else depth
-    return held.kv / cells * seen if cells else 0.0
+    caches = layer_caches(model, one)
+    sizes = {True: window_cells(model, one), False: one.cells}
+    found = []
+    for layer, held in enumerate(caches):
+        if held.state:
+            found.append(2.0 * held.state)
+            continue
+        source = model.cache_of(layer)
+        slides = model.slides(source)
+        seen = min(depth, model.window) if slides else depth
+        found.append(caches[source].kv / sizes[slides] * seen if sizes[slides] else 0.0)
+    return found
 
 
 def layer_nodes(model: GgufModel, settings: Settings) -> list[float]:
@@ -326,18 +339,23 @@ SHARING: Annotated[
 ] = ("CUDA",)
 
 
-def on_cpu(places: Places, machine: Machine) -> bool:
+def on_cpu(model: GgufModel, places: Places, machine: Machine) -> bool:
     """Whether the CPU computes a layer or its experts."""
-    experts = (device for name, device in places.tensors.items() if EXPERTS.search(name))
+    experts = (places.tensors[name] for name, _ in routed(model))
     return any(device not in machine.devices for device in (*places.layers, *experts))
+
+
+def routed(model: GgufModel) -> list[tuple[str, int]]:
+    """Names and layers of experts' matrices."""
+    return model.once(
+        "routed",
+        lambda: [(one.name, one.layer) for one in model.tensors if EXPERTS.search(one.name)],
+    )
 
 
 def turns(model: GgufModel, places: Places, machine: Machine) -> float:
     """How often a token goes from the GPUs to the CPU and back."""
-    experts: dict[int, str] = {}
-    for tensor in model.tensors:
-        if EXPERTS.search(tensor.name):
-            experts[tensor.layer] = places.tensors[tensor.name]
+    experts = {layer: places.tensors[name] for name, layer in routed(model)}
     order: list[str] = []
     for layer, device in enumerate(places.layers):
         order += [device, experts.get(layer, device), device]
