@@ -140,6 +140,8 @@ CASES: dict[str, dict[str, Any]] = {
     "minicpm": {},
     "baichuan": {},
     "bert": {**ALL_HEADS, "type_vocab_size": 2},
+    "nomic_bert": {**ALL_HEADS, "type_vocab_size": 2},
+    "modernbert": {**ALL_HEADS, "num_hidden_layers": 5, "local_attention": 128},
     "phi": {},
     "qwen2_vl": {"hidden_size": 512, "head_dim": 128},
     "internlm2": {},
@@ -238,6 +240,7 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
 }
+EMBEDDERS = ("bert", "nomic_bert", "modernbert")
 # llama-server stops once it has reserved their buffers, and before where slots have caches each.
 ENCODERS = ("t5", "mt5")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.llamacpp_models import CASES, ENCODERS, SMALL, WIDE, small, write
+from tests.engines.llamacpp_models import CASES, EMBEDDERS, ENCODERS, SMALL, WIDE, small, write
 
 from memfit.serving.llamacpp.memory import buffers
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine
@@ -85,7 +85,7 @@ def loaded(run: Run, some: list[str], folder: Path) -> dict[str, str]:
     for kind in some:
         path = folder / f"{kind}.gguf"
         write(small(kind, run.base), path)
-        settings = {**run.theirs, "embedding": kind == "bert"}
+        settings = {**run.theirs, "embedding": kind in EMBEDDERS}
         lines.append(json.dumps({"path": str(path), "settings": settings}))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("llamacpp_process.py"))],

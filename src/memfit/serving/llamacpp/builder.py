@@ -87,7 +87,7 @@ class Builder:
         self._weights: dict[str, Tensor] = {}
         self._masks: dict[bool, Tensor] = {}
         self._ids: dict[tuple[str, bool], Tensor] = {}
-        self.own_mask: Tensor | None = None
+        self.own_masks: dict[bool, Tensor] = {}
         self.state_ids: tuple[Tensor, Tensor] | None = None
         self.shared: dict[str, Tensor] = {}  # what several layers read, by what it is
         self.opened_states: dict[int, Tensor] = {}
@@ -361,22 +361,24 @@ class Builder:
         flat = ggml.reshape(mixed, mixed.ne[0] * mixed.ne[1], mixed.ne[2] * mixed.ne[3])
         return self.expand(flat)
 
-    def attention_within(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_within(self, q: Tensor, k: Tensor, v: Tensor, *, slides: bool = False) -> Tensor:
         """Attention over a batch's own tokens, or over what an encoder made, without a cache."""
         for value in (q, k, v):
             self.expand(value)
-        if self.own_mask is None:
+        mask = self.own_masks.get(slides)
+        if mask is None:
             kind = F16 if self.settings.build >= HALF_MASK and self.settings.flash else F32
-            self.own_mask = ggml.given((k.ne[2], self.n), kind)
+            mask = ggml.given((k.ne[2], self.n), kind)
             if kind == F32 and self.settings.flash:
-                self.own_mask = ggml.cast(self.own_mask, F16)
+                mask = ggml.cast(mask, F16)
+            self.own_masks[slides] = mask
         q, k, v = (ggml.permute(one, 0, 2, 1, 3) for one in (q, k, v))
         if self.settings.flash:
             k, v = ggml.cast(k, F16), ggml.cast(v, F16)
             sizes = (v.ne[0], q.ne[2], q.ne[1], 1)
-            mixed = ggml.as_float("flash_attn", sizes, q, k, v, self.own_mask)
+            mixed = ggml.as_float("flash_attn", sizes, q, k, v, mask)
             return self.expand(ggml.reshape(mixed, mixed.ne[0] * mixed.ne[1], self.n))
-        scores = ggml.same("soft_max", ggml.matmul(k, q), self.own_mask)
+        scores = ggml.same("soft_max", ggml.matmul(k, q), mask)
         mixed = ggml.matmul(ggml.contiguous(ggml.transpose(v)), scores)
         turned = ggml.permute(mixed, 0, 2, 1, 3)
         return self.expand(ggml.contiguous(turned, turned.ne[0] * turned.ne[1], self.n))

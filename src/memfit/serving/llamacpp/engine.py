@@ -173,11 +173,7 @@ def speed_of(run: Run) -> Speed | str | None:
     """Tokens per second of one request, or why they are not known; None where there is no GPU to
     ask about, or no text is generated."""
     gpus = [one.gpu for one in run.devices if one.gpu is not None]
-    if (
-        not gpus
-        or len(gpus) < len(run.machine.devices)
-        or RECIPES[run.model.arch].layers == "encoder"
-    ):
+    if not gpus or len(gpus) < len(run.machine.devices) or RECIPES[run.model.arch].encodes:
         return None
     if encodes(run.model):
         return "memfit has no published speeds of models with an encoder and a decoder"

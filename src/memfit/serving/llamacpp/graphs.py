@@ -139,7 +139,7 @@ def _first_norm(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
     p = f"blk.{layer}."
     if b.weight(f"{p}attn_norm.weight") is not None:
         return b.norm(x, f"{p}attn_norm", recipe.norm)
-    return x if b.model.arch in ("olmo2", "exaone4") else b.norm(x, None, "norm")
+    return x if b.model.arch in ("olmo2", "exaone4", "modern-bert") else b.norm(x, None, "norm")
 
 
 def _layer(
@@ -331,8 +331,7 @@ def encoder(b: Builder, recipe: Recipe) -> None:
     x = b.norm(x, "token_embd_norm", recipe.norm)
     for layer in b.order:
         p = f"blk.{layer}."
-        q, k, v = projections(b, recipe, layer, x)
-        made = b.linear(f"{p}attn_output", b.attention_within(q, k, v))
+        made = _attention_within(b, recipe, layer, x)
         if layer == b.order[-1]:
             made, x = b.chosen(made, x)
         x = b.norm(ggml.same("add", made, x), f"{p}attn_output_norm", recipe.norm)
@@ -347,11 +346,28 @@ def encoder(b: Builder, recipe: Recipe) -> None:
 MEAN = 1  # llama_pooling_type
 
 
+def _attention_within(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    q, k, v = projections(b, recipe, layer, x)
+    if recipe.rope:
+        q, k = b.rope(q), b.rope(k)
+    made = b.attention_within(q, k, v, slides=b.model.slides(layer))
+    return b.linear(f"blk.{layer}.attn_output", made)
+
+
+def modern_encoder(b: Builder, recipe: Recipe) -> None:
+    """ModernBERT: norms come first, as in decoders (src/models/modern-bert.cpp)."""
+    x = opened(b, recipe)
+    for layer in b.order:
+        x = _layer(b, recipe, layer, x, _attention_within, last=layer == b.order[-1])
+    b.expand(b.norm(x, "output_norm", recipe.norm))
+
+
 LAYERS: Mapping[str, Callable[[Builder, Recipe], None]] = {
     "decoder": decoder,
     "latent": latent,
     "hybrid": hybrid,
     "encoder": encoder,
+    "modern_encoder": modern_encoder,
     "encoder_decoder": lambda b, recipe: encoder_decoder.decoder(b),
     "gemma3n": lambda b, recipe: gemma3n.gemma3n(b),
     "gemma4": lambda b, recipe: gemma.gemma4(b),

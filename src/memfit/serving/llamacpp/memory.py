@@ -64,7 +64,7 @@ def storage(model: GgufModel, settings: Settings, machine: Machine) -> Storage:
     recipe = RECIPES[model.arch]
     if not recipe.flash:
         settings = replace(settings, flash=False)
-    if recipe.layers == "encoder":  # a batch goes through whole, and each token gives an output
+    if recipe.encodes:  # each token gives an output
         settings = replace(settings, embedding=True, batch=settings.ubatch)
     if recipe.layers == "encoder_decoder":  # logits of all tokens are reserved
         if settings.streams > 1:

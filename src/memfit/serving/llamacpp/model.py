@@ -193,6 +193,7 @@ PATTERNS: Mapping[str, tuple[int, bool]] = {
     "llama4": (4, False),
     "smallthinker": (4, True),
     "afmoe": (4, False),
+    "modern-bert": (3, True),
 }
 
 

@@ -33,6 +33,11 @@ class Recipe:
     flash: bool = True  # False: its scores need more than the fused kernel does
     expands_input: bool = False
 
+    @property
+    def encodes(self) -> bool:
+        """A batch goes through whole, and nothing is generated."""
+        return self.layers in ("encoder", "modern_encoder")
+
 
 LIKE_LLAMA = """
 llama qwen2 qwen3 qwen2vl qwen3vl mistral3 mistral4 internlm2 arcee seed_oss smollm3 ernie4_5
@@ -46,6 +51,8 @@ RECIPES: Mapping[str, Recipe] = {
     "gemma3n": Recipe(layers="gemma3n"),
     "gemma4": Recipe(layers="gemma4", scales_embedding=True),
     "bert": Recipe(layers="encoder", norm=LAYER, act="gelu", rope=False),
+    "nomic-bert": Recipe(layers="encoder", norm=LAYER),
+    "modern-bert": Recipe(layers="modern_encoder", norm=LAYER, act="fused"),
     "t5": Recipe(layers="encoder_decoder"),
     "phi2": Recipe(norm=LAYER, parallel=True, scales_query=True, act="gelu"),
     "phi3": Recipe(act="fused", scales_query=True),

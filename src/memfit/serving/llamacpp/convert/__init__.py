@@ -99,6 +99,8 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "roberta": older.bert,
     "xlm-roberta": older.bert,
     "distilbert": older.bert,
+    "nomic_bert": older.nomic_bert,
+    "modernbert": older.modern_bert,
     "t5": encoder_decoder.t5,
     "mt5": encoder_decoder.t5,
     "mixtral": routed.mixtral,

@@ -7,6 +7,7 @@ from memfit.serving.llamacpp.convert.parts import (
     attention,
     ends,
     fused_attention,
+    gated,
     plain,
     sizes,
 )
@@ -111,6 +112,50 @@ def falcon(sheet: Sheet) -> str:
     return "falcon"
 
 
+def nomic_bert(sheet: Sheet) -> str:
+    """BERT with rotary positions, a gated feed-forward and no biases but those of its norms."""
+    size = sizes(sheet)
+    sheet.put(attention__causal=False, pooling_type=1)
+    _embeddings(sheet, size, bias=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_output_norm", "layer_output_norm", bias=True)
+        fused_attention(sheet, size)
+        gated(sheet, size.width, size.inner)
+    return "nomic-bert"
+
+
+def modern_bert(sheet: Sheet) -> str:
+    """ModernBERT: windows but for every third layer, feed-forwards that make gate and product as
+    one; what follows the last norm is the start of a classifier."""
+    size = sizes(sheet)
+    sheet.put(
+        attention__causal=False,
+        attention__sliding_window=sheet.whole("local_attention", default=128),
+        attention__sliding_window_pattern=sheet.whole("global_attn_every_n_layers", default=3),
+    )
+    _embeddings(sheet, size, bias=False)
+    sheet.norms(size.width, "output_norm", "cls.norm")
+    sheet.matrix("cls", size.width, size.width)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, *(("attn_norm", "ffn_norm") if index else ("ffn_norm",)))
+        fused_attention(sheet, size)
+        sheet.matrix("ffn_up", 2 * size.inner, size.width)
+        sheet.matrix("ffn_down", size.width, size.inner)
+    return "modern-bert"
+
+
+def _embeddings(sheet: Sheet, size: Sizes, *, bias: bool) -> None:
+    sheet.top()
+    sheet.matrix("token_embd", size.vocab, size.width)
+    kinds = sheet.whole("type_vocab_size", default=0)
+    if kinds:
+        sheet.matrix("token_types", kinds, size.width)
+        sheet.facts["tokenizer.ggml.token_type_count"] = kinds
+    sheet.vector("token_embd_norm", size.width, bias=bias)
+
+
 def bert(sheet: Sheet) -> str:
     """Encoders: no output matrix; norms after attention and feed-forward."""
     if sheet.optional("dim") is not None and sheet.optional("hidden_dim") is not None:
@@ -121,14 +166,8 @@ def bert(sheet: Sheet) -> str:
         }  # distilbert's own names
     size = sizes(sheet)
     sheet.put(attention__causal=False, pooling_type=1)
-    sheet.top()
-    sheet.matrix("token_embd", size.vocab, size.width)
+    _embeddings(sheet, size, bias=True)
     sheet.matrix("position_embd", sheet.whole("max_position_embeddings"), size.width)
-    kinds = sheet.whole("type_vocab_size", default=0)
-    if kinds:
-        sheet.matrix("token_types", kinds, size.width)
-        sheet.facts["tokenizer.ggml.token_type_count"] = kinds
-    sheet.vector("token_embd_norm", size.width, bias=True)
     for index in range(size.layers):
         sheet.layer(index)
         sheet.norms(size.width, "attn_output_norm", "layer_output_norm", bias=True)
