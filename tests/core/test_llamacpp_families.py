@@ -21,6 +21,7 @@ from memfit.serving.llamacpp.memory import Buffers, buffers, signature
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine, place
 from memfit.serving.llamacpp.settings import Settings
+from memfit.units import MIB
 
 CPU = Machine(backend=BACKENDS["cpu"])
 TOKEN = 2  # bytes of a value of the cache
@@ -215,6 +216,29 @@ def test_the_sparse_layers_of_gemma_3n_count() -> None:
     assert kinds[5] == kinds[6] != kinds[10] == kinds[11]
     assert kinds[4] != kinds[5]
     assert kinds[20] != kinds[11]
+
+
+# ------------------------------------------------------------------ encoders
+
+
+def test_encoders_have_no_output_matrix() -> None:
+    """The published file of nomic-embed-text v1.5 in 16 bits has 274 MB; a GPU has all of it but
+    the tables of inputs, of which the output takes no copy."""
+    model = named("nomic-ai/nomic-embed-text-v1.5")
+    assert model.parameters == 136_731_648
+    gpu = Machine(backend=BACKENDS["cuda"], free=(2**34,))
+    found = buffers(model, Settings(context=2048), gpu)
+    assert round(found.model["CUDA0"] / MIB, 2) == 216.14
+    assert round((found.model["CUDA0"] + found.model[HOST]) / 1e6) == 274
+    assert not found.kv
+
+
+def test_modernbert_sees_all_in_every_third_layer() -> None:
+    """Published parameters, without the bias of the decoder that guesses masked tokens."""
+    model = named("answerdotai/ModernBERT-base")
+    assert model.parameters == 149_655_232 - 50_368
+    assert [layer for layer in range(22) if not model.slides(layer)] == list(range(0, 22, 3))
+    assert not held(model).kv_window
 
 
 # ------------------------------------------------------------------ what is remembered

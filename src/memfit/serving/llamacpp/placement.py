@@ -15,6 +15,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.allocator import CPU, CUDA, METAL, VULKAN, Pool
 from memfit.serving.llamacpp.builder import Places
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor
+from memfit.serving.llamacpp.recipes import RECIPES
 from memfit.serving.llamacpp.settings import OUTPUT_FIRST, Settings
 
 HOST = "CPU"
@@ -148,11 +149,16 @@ def model_buffers(model: GgufModel, places: Places, machine: Machine) -> dict[st
             for tensor in tensors:
                 device = places.tensors[tensor.name]
                 held[device] += sizes[device][tensor.name]
-    if "output.weight" not in model.by_name and places.output != HOST:
+    if tied(model) and places.output != HOST:
         table = model.by_name.get("token_embd.weight")
         if table is not None:
             held[places.output] += stored_bytes(table, pools[places.output])
     return held
+
+
+def tied(model: GgufModel) -> bool:
+    """Whether the input table is the output matrix as well; encoders have no output matrix."""
+    return "output.weight" not in model.by_name and not RECIPES[model.arch].encodes
 
 
 def mapped(model: GgufModel, places: Places, machine: Machine) -> dict[str, int]:
@@ -163,8 +169,8 @@ def mapped(model: GgufModel, places: Places, machine: Machine) -> dict[str, int]
     for tensor in in_file_order(model):
         size = -(-tensor.bytes // ALIGNMENT) * ALIGNMENT
         device = places.tensors[tensor.name]
-        tied = tensor.name == "token_embd.weight" and "output.weight" not in model.by_name
-        for one in {device, places.output} if tied else {device}:
+        twice = tensor.name == "token_embd.weight" and tied(model)
+        for one in {device, places.output} if twice else {device}:
             first, _ = spans.get(one, (at, 0))
             spans[one] = (first, at + size)
         at += size
