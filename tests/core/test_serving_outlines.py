@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+import memfit
 from memfit.model import catalog
 from memfit.model.source import from_catalog
 from memfit.serving.base import Question
@@ -63,6 +64,22 @@ def test_a_text_without_a_type_has_that_of_the_whole() -> None:
     made = subject_from(from_catalog(catalog.find("nvidia/MiniMax-M3-NVFP4"))).model
     assert made is not None
     assert sum(one.count for one in made.towers) == 427_040_132_864 - 426_174_565_632
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_mix_with_mxfp8(engine: str) -> None:
+    """MiniMax-M3 of NVIDIA: experts in NVFP4, all other matrices with a scale for 32 values, but
+    routers, the tower, the embedding and the head."""
+    name = "nvidia/MiniMax-M3-NVFP4"
+    subject = subject_from(from_catalog(name))
+    assert subject.model is not None
+    experts = 57 * 128 * 3 * 6144 * 3072
+    towers = sum(one.count for one in subject.model.towers)
+    plain = towers + 2 * 200_064 * 6144 + 2 * 57 * 128 * 6144  # routers are in fp32
+    rest = subject.model.parameters - experts - towers - 2 * 200_064 * 6144 - 57 * 128 * 6144
+    stored = experts * (1 / 2 + 1 / 16) + 2 * plain + rest * (1 + 1 / 32)
+    found = memfit.serve(name, engine=engine, gpu="b300", offline=True)
+    assert found.figures["weights_gib"] * 2**30 == pytest.approx(stored, rel=0.002)
 
 
 def test_layers_that_share_a_cache_have_none_in_vllm() -> None:

@@ -220,6 +220,16 @@ def fp4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[
     yield matrix.count // (scheme.group or 16)
 
 
+MX = 32  # values of a scale
+
+
+def mxfp8(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """A byte a value and an e8m0 scale for 32 of a row (vLLM 0.27.1 modelopt.py
+    ModelOptMxFp8LinearMethod; SGLang 0.5.18 fp8.py Fp8LinearMethod, use_mxfp8)."""
+    yield matrix.count
+    yield max(1, matrix.experts) * matrix.outputs * ceil(matrix.inputs, MX)
+
+
 Store = Callable[[Matrix, Scheme, "tuple[int, int] | None"], Iterator[int]]
 KINDS: dict[str, Store] = {
     "plain": plain,
@@ -232,6 +242,7 @@ KINDS: dict[str, Store] = {
     "nf4": nf4,
     "fp4": fp4,
     "mxfp4": mxfp4,
+    "mxfp8": mxfp8,
 }
 
 
@@ -405,6 +416,8 @@ def read_modelopt(settings: Any) -> Scheme | None:
 def modelopt_scheme(algorithm: str) -> Scheme | None:
     if algorithm == "FP8":
         return Scheme(kind="fp8", bits=8)
+    if algorithm == "MXFP8":
+        return Scheme(kind="mxfp8", bits=8, group=MX)
     return Scheme(kind="fp4", bits=4, group=16) if "NVFP4" in algorithm else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer
 from memfit.serving.compressed import is_compressed
@@ -57,16 +56,21 @@ def mixers(layers: tuple[Layer, ...]) -> list[Compressed]:
     return [mixer for mixer in every if isinstance(mixer, Compressed)]
 
 
+def refused_cache(setup: Setup) -> tuple[str, str]:
+    """The error where the cache is not in 8 bits, and what works; both empty if it starts. Newer
+    versions take 8 bits by themselves (attention.py _resolve_dsv4_kv_cache_dtype)."""
+    taken = "fp8" if setup.kv_dtype == "auto" and setup.rules.eighth_by_itself else setup.kv_dtype
+    if not is_compressed(setup.model) or taken.startswith("fp8"):
+        return "", ""
+    return (
+        f"AssertionError: DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got {taken}",
+        "--kv-cache-dtype fp8",
+    )
+
+
 def packed(setup: Setup) -> Packed:
-    """The groups: one of all entries, and windows and states by their length, each split until
-    it has about as many layers as the others."""
-    if not setup.kv_dtype.startswith("fp8"):
-        raise InputError.one(
-            "AssertionError: DeepseekV4 fp8_ds_mla layout only supports fp8 kv-cache, got "
-            f"{setup.kv_dtype}",
-            where="kv_cache_dtype",
-            hint="--kv-cache-dtype fp8",
-        )
+    """The groups, with a cache in 8 bits: one of all entries, and windows and states by their
+    length, each split until it has about as many layers as the others."""
     found = mixers((*layers_of(setup.rank, setup.model), *setup.draft))
     entries: Counter[int] = Counter()
     windows: dict[tuple[int, int], Counter[int]] = {}
@@ -152,4 +156,4 @@ def activations(setup: Setup) -> int:
     return gathered + (FLASHINFER if modern else 0) + streams + inside + scores
 
 
-__all__ = ["activations", "buffers", "is_compressed", "packed"]
+__all__ = ["activations", "buffers", "is_compressed", "packed", "refused_cache"]

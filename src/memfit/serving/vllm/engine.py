@@ -138,6 +138,7 @@ def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
     """Without a GPU: what one request of the full length needs."""
     need = made.request_bytes(setup.length, setup.in_flight)
     figures = {"weights_gib": sizes.weights / GIB}
+    failure, remedy = compressed.refused_cache(setup)
     return ServingAnswer(
         engine="vllm",
         title="vLLM",
@@ -147,6 +148,8 @@ def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
         parameters=setup.model.parameters,
         gpus=setup.gpus,
         pools=pools(setup, sizes, need),
+        failure=failure,
+        remedy=remedy,
         figures=figures | (step_figures(setup) if setup.uncached else {"kv_gib": need / GIB}),
         problems=setup.problems,
         command=setup.command,
@@ -300,6 +303,9 @@ def refusal(
     setup: Setup, device: Device, free: int, budget: int, available: int, sizes: Sizes, made: Layout
 ) -> tuple[str, str]:
     """The error that vLLM raises in place of starting, and what works; both empty if it starts."""
+    refused = compressed.refused_cache(setup)
+    if any(refused):
+        return refused
     if sizes.weights > free:
         return OUT_OF_MEMORY, more_gpus(setup, sizes, device)
     if free < budget:

@@ -84,6 +84,7 @@ class Rules:
     in_flight: bool = False  # windows keep the tokens of each step that is under way
     hybrid_prefixes: bool = False  # prefixes of hybrid models are cached by default
     largest_steps: bool = False  # 16384 tokens from 160 GiB on
+    eighth_by_itself: bool = False  # DeepSeek-V4's cache is in 8 bits unless the options say else
     # Of an encoder–decoder: a request's cache of the encoder's outputs has room for the tokens of a
     # step (CrossAttentionSpec), and only steps that decode have CUDA graphs, not those in pieces
     crossing_steps: bool = False
@@ -210,6 +211,8 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 28, 0), {"largest_steps": True}),  # arg_utils.py get_batch_defaults, not in 0.27.1
     # v1/worker/gpu/cudagraph_utils.py profile_cudagraph_memory; in 0.28 it returns 0
     ((0, 29, 0), {"second_all": True, "second_graphs": True}),
+    # models/deepseek_v4/attention.py, not in 0.29.0
+    ((0, 30, 0), {"eighth_by_itself": True}),
     # v1/worker/gpu/model_runner.py _dummy_sampler_run, not in 0.32.0
     ((0, 33, 0), {"second_samples": True}),
 )
