@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from memfit.api.verbs import trace
+from memfit.trace import flash_attn
 
 SCRIPT = """
 import torch
@@ -59,6 +62,52 @@ def test_a_script_imports_flash_attention(tmp_path: Path) -> None:
         "import torch\nassert flash_attn is None\ntorch.ones(4, device='cuda')\n"
     )
     assert trace(str(script), gpu="h100", steps=0).memory.allocated == 512
+
+
+BOTH = """
+from flash_attn.flash_attn_interface import flash_attn_varlen_func
+import torch
+from transformers import AutoModelForCausalLM
+
+name = "HuggingFaceTB/SmolLM2-135M"
+flash = {"attn_implementation": "flash_attention_2", "dtype": torch.bfloat16}
+model = AutoModelForCausalLM.from_pretrained(name, **flash).cuda()
+ids = torch.randint(0, 1000, (2, 64), device="cuda")
+model(input_ids=ids, labels=ids).loss.backward()
+"""
+
+
+def test_a_model_uses_it_too(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BOTH)
+    assert trace(script, gpu="h100", steps=0).memory.allocated > 500_000_000
+
+
+def test_no_kernels_are_downloaded_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers 4.57 does where the package is not installed."""
+    asked = []
+
+    class Model:
+        _supports_flash_attn = True
+
+        def _check_and_adjust_attn_implementation(self, name: str) -> str:
+            asked.append(is_kernels_available())
+            return name
+
+        def _flash_attn_2_can_dispatch(self) -> bool:
+            return False
+
+    monkeypatch.setitem(globals(), "is_kernels_available", lambda: True)
+    recorder = SimpleNamespace(note=lambda *_: None)
+    ((_, name, adjust),) = flash_attn.in_scripts(Model, cast(Any, recorder))
+    assert name == "_check_and_adjust_attn_implementation"
+    assert adjust(Model(), "flash_attention_2") == "flash_attention_2"
+    assert asked == [False]
+    assert is_kernels_available()
+
+
+def is_kernels_available() -> bool:
+    return False
 
 
 def test_a_script_may_use_some_of_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

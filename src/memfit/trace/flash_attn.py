@@ -9,8 +9,9 @@ modeling_flash_attention_utils.py imports them lazily.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -215,7 +216,7 @@ NAMES = {
 
 def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
     """For a script that asks a model for flash-attn on a machine that cannot build the package."""
-    if importlib.util.find_spec("flash_attn") is not None:
+    if is_installed():
         return []
     true = getattr(model, "_check_and_adjust_attn_implementation", None)  # from 4.56 on
     if true is None:
@@ -227,10 +228,28 @@ def in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
         if version is None:
             return true(self, asked, *args, **given)
         recorder.note(*COUNTED)
-        with cuda.patched(dispatching(model)):  # not for classes that look whether it is there
+        # Not for classes that look whether it is there
+        with cuda.patched([*dispatching(model), *without_kernels(model)]):
             return true(self, f"flash_attention_{version}", *args, **given)
 
     return [(model, "_check_and_adjust_attn_implementation", adjust)]
+
+
+def is_installed() -> bool:
+    """Whether the package is there; one that a script has imported may be its stand-in."""
+    try:
+        importlib.metadata.version("flash_attn")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def without_kernels(model: Any) -> list[Patch]:
+    """Before transformers 5 the package's kernels were downloaded where it is not installed
+    (4.57 modeling_utils.py)."""
+    module = sys.modules[model.__module__]
+    name = "is_kernels_available"
+    return [(module, name, lambda: False)] if hasattr(module, name) else []
 
 
 def older_in_scripts(model: Any, recorder: Watcher) -> list[Patch]:
@@ -260,5 +279,5 @@ COUNTED = (
 
 def utilities(utils: Any) -> list[Patch]:
     """For `transformers.modeling_flash_attention_utils`, in a script."""
-    there = importlib.util.find_spec("flash_attn") is not None
+    there = is_installed()
     return [] if there or not hasattr(utils, "_lazy_imports") else finding(utils)
