@@ -134,6 +134,21 @@ def test_tiles_have_the_size_of_the_config(tmp_path: Path) -> None:
     assert found["size"] == {"longest_edge": 4 * 384}
 
 
+class Cuts:
+    patch_size, temporal_patch_size, merge_size = 14, 2, 2
+
+
+def test_pictures_are_cut_as_the_config_says(tmp_path: Path) -> None:
+    """Qwen3-VL's patches have 16 pixels, its processor's own ones 14."""
+    pytest.importorskip("transformers")
+    tower = {"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    config = {"model_type": "qwen3_vl", "vision_config": tower}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = synthetic_processors.patches_of(Cuts, str(tmp_path))
+    assert found == {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
+    assert synthetic_processors.patches_of(Crops, str(tmp_path)) == {}
+
+
 SEES = """
 import torch
 from PIL import Image

@@ -50,6 +50,27 @@ def size_of(cls: Any, name: Any) -> dict[str, Any]:
     return {"size": {"longest_edge": 4 * size}, "max_image_size": {"longest_edge": size}}
 
 
+PATCHES = {  # arguments of processors that cut pictures, and what the tower's config calls them
+    "patch_size": "patch_size",
+    "temporal_patch_size": "temporal_patch_size",
+    "merge_size": "spatial_merge_size",
+}
+
+
+def patches_of(cls: Any, name: Any) -> dict[str, int]:
+    """How the model's config cuts pictures, where the class does so itself: Qwen3-VL has the
+    processor of Qwen2-VL, whose patches are smaller."""
+    import transformers
+
+    taken = {*dir(cls), *inspect.signature(cls.__init__).parameters}
+    if not {"patch_size", "merge_size"} <= taken:
+        return {}
+    config = transformers.AutoConfig.from_pretrained(name)
+    tower = getattr(config, "vision_config", None)
+    found = {key: getattr(tower, own, None) for key, own in PATCHES.items()}
+    return {key: one for key, one in found.items() if isinstance(one, int)}
+
+
 def ignoring(cls: Any) -> dict[str, Any]:
     """The number of pixels without a class, which published files of these processors have, and
     without which they do not take classes that begin with the background."""
@@ -75,7 +96,8 @@ def changes(recorder: Watcher) -> dict[str, Change]:
                         f"processor {name}",
                         f"the processor of `{name}` was not found: its class's defaults are used",
                     )
-                    return {**size_of(cls, name), **ignoring(cls)}, given
+                    made = {**size_of(cls, name), **patches_of(cls, name), **ignoring(cls)}
+                    return made, given
 
             return [(kind, method, classmethod(settings))]  # type: ignore[arg-type]
 
