@@ -225,6 +225,21 @@ def test_a_librarys_warnings_are_not_the_scripts_last_lines(tmp_path: Path) -> N
     assert last == ["the script's last lines: reading a.txt / level 40 / WARNING:root:own words"]
 
 
+TRACKS = """
+import os, torch
+for name, value in {"WANDB_MODE": "disabled", "SWANLAB_MODE": "disabled",
+                    "HYDRA_FULL_ERROR": "1"}.items():
+    assert os.environ[name] == value
+torch.nn.Linear(64, 64).cuda()(torch.ones(8, 64).cuda()).sum().backward()
+"""
+
+
+def test_trackers_ask_for_no_login(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRACKS)
+    trace(script, steps=0)
+
+
 PARSES = """
 import argparse
 parser = argparse.ArgumentParser()

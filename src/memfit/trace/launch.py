@@ -45,12 +45,15 @@ CACHES = {
     "HF_ASSETS_CACHE": "assets",
     "HF_XET_CACHE": "xet",
 }
-# Writers, reporters and compilers that would leave something behind.
+# Writers, reporters and compilers that would leave something behind, or ask for a login; and
+# Hydra's own words for an error, which hide where it comes from.
 PLAIN = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "WANDB_MODE": "disabled",
     "WANDB_SILENT": "true",
     "COMET_MODE": "disabled",
+    "SWANLAB_MODE": "disabled",
+    "HYDRA_FULL_ERROR": "1",
     "MLFLOW_TRACKING_URI": "",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
