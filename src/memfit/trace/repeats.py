@@ -53,14 +53,13 @@ class Repeats:
             skipped, result = self.generation.step(lambda: call(module, *args, **kwargs), kwargs)
             self.skipped += skipped
             return result
-        state = state_of(module)
-        form, sizes = split((state, shapes))
+        form, sizes = split(shapes)
         ids = kwargs.get("input_ids")
         length = ids.shape[-1] if isinstance(ids, torch.Tensor) else 0
-        if self.growing.skips(module, form, sizes, length):
-            self.skipped += 1
+        if self.growing.skips(module, (form, torch.is_autocast_enabled()), sizes, length):
+            self.skipped += 1  # in a loop of transformers', where a model stays as it is
             return self.growing.result()
-        kinds, key = self.of(module), (state, shapes)
+        kinds, key = self.of(module), (state_of(module), shapes)
         before, alive = kinds.get(key, Passes()), self.alive()
         if before.count >= ALIKE and alive <= before.most + SLACK:
             self.skipped += 1
