@@ -8,7 +8,7 @@ import pytest
 
 from memfit.api.verbs import trace
 from memfit.errors import InputError
-from memfit.trace import assumed_models
+from memfit.trace import assumed_models, pretrained
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,14 @@ def test_a_script_with_such_names(tmp_path: Path) -> None:
     notes = " ".join(one.message for one in found.problems)
     assert "by its name it is assumed to have the sizes of `HuggingFaceTB/SmolLM2-135M" in notes
     assert "GPT-2's 50,257 tokens" in notes
+
+
+def test_qwen3_vl_before_transformers_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"model_type": "qwen3_vl", "text_config": {"rope_theta": 5000000}}
+    monkeypatch.setattr(pretrained, "TRANSFORMERS", (5, 0))
+    assert pretrained.rotary(config) == {}
+    monkeypatch.setattr(pretrained, "TRANSFORMERS", (4, 57))
+    text = pretrained.rotary(config)["text_config"]
+    assert text["rope_scaling"]["mrope_section"] == [24, 20, 20]
+    assert text["rope_theta"] == 5000000
+    assert pretrained.rotary({"model_type": "qwen3"}) == {}

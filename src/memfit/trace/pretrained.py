@@ -130,11 +130,24 @@ def configs(module: ModuleType, recorder: Watcher) -> list[Patch]:
                 found = assumed(str(name), called, str(given.get("subfolder") or ""), recorder)
                 if found is None:
                     raise
-        return {**found, "_name_or_path": str(name)}, {
+        return {**found, **rotary(found), "_name_or_path": str(name)}, {
             key: value for key, value in given.items() if key not in READING
         }
 
     return [(kind, "get_config_dict", classmethod(config_dict))]  # type: ignore[arg-type]
+
+
+# How Qwen3-VL's config.json shares the rotary embedding among time, height and width, which the
+# catalog leaves out and classes before transformers 5 look up (4.57 modeling_qwen3_vl.py).
+SHARED = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+
+
+def rotary(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config") or {}
+    asked = config.get("model_type") in ("qwen3_vl", "qwen3_vl_moe")
+    if TRANSFORMERS >= (5, 0) or not asked or text.get("rope_scaling"):
+        return {}
+    return {"text_config": {**text, "rope_scaling": SHARED}}
 
 
 def folders(module: ModuleType) -> list[Patch]:
