@@ -66,6 +66,24 @@ def test_a_text_without_a_type_has_that_of_the_whole() -> None:
     assert sum(one.count for one in made.towers) == 427_040_132_864 - 426_174_565_632
 
 
+def test_gemma_3n() -> None:
+    """20 of 35 layers have a cache, four of them for all tokens; engines keep keys and values of
+    the other 15, too, with their norms. Rows of tokens are in the table of a layer's inputs."""
+    name = "google/gemma-3n-E4B-it"
+    subject = subject_from(from_catalog(name))
+    assert subject.model is not None
+    assert subject.parameters is not None
+    kept = 15 * (2 * 2 * 256 * 2048 + 256)
+    assert subject.model.parameters == subject.parameters + kept
+    setup = set_up(Question(subject=subject, options={}))
+    specs = layer_specs(setup)
+    assert [sum(one.kind == kind for one in specs) for kind in ("full", "sliding")] == [4, 16]
+    assert {one.page for one in specs} == {16 * 2 * 2 * 256 * 2}
+    assert per_layer_inputs(setup) == setup.batched * 35 * 256 * 2
+    # SGLang gives all layers a cache
+    assert cells(set_up_sglang(Question(subject=subject, options={})))[0] == 7 * 2 * 2 * 256 * 2
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_mix_with_mxfp8(engine: str) -> None:
     """MiniMax-M3 of NVIDIA: experts in NVFP4, all other matrices with a scale for 32 values, but

@@ -27,6 +27,7 @@ from memfit.model.modules import (
     Weight,
 )
 from memfit.serving.compressed import deepseek_v4
+from memfit.serving.gemma3n import gemma3n
 from memfit.serving.hybrids import HYBRIDS
 from memfit.serving.more_models import MORE
 from memfit.serving.parts import (
@@ -86,10 +87,10 @@ def outline(
 
 
 def uncounted(config: Mapping[str, Any], made: Model) -> int:
-    """Numbers of Gemma 4's layers that engines keep beyond the model's parameters: values that are
-    the keys once more, and keys and values of layers that read the cache of earlier ones (vLLM
-    `models/gemma4.py` Gemma4Attention qkv_proj, 0.19.1 to 0.24.0)."""
-    if not str(config.get("model_type")).startswith("gemma4"):
+    """Numbers of Gemma 3n's and 4's layers that engines keep beyond the model's parameters: values
+    that are the keys once more, and keys and values of layers that read the cache of earlier ones
+    (vLLM `models/gemma4.py` Gemma4Attention qkv_proj, 0.19.1 to 0.24.0)."""
+    if not str(config.get("model_type")).startswith(("gemma3n", "gemma4")):
         return 0
     twice = bool(config.get("attention_k_eq_v"))
     own = len(made.layers) - int(config.get("num_kv_shared_layers") or 0)
@@ -242,6 +243,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
     "gemma4_text": gemma4,
     "gemma4_unified_text": gemma4,
     "diffusion_gemma_text": gemma4,
+    "gemma3n_text": gemma3n,
     "deepseek_v32": indexed,
     "glm_moe_dsa": indexed,
     **HYBRIDS,

@@ -120,7 +120,8 @@ def per_layer_inputs(setup: Setup) -> int:
     """Inputs of every layer that Gemma 3n and the small Gemma 4 keep for a step (models/
     gemma3n_mm.py and gemma4_mm.py per_layer_embeddings, 0.11.0 to 0.24.0)."""
     text = setup.subject.config.get("text_config")
-    each = int(text.get("hidden_size_per_layer_input") or 0) if isinstance(text, Mapping) else 0
+    inner = text if isinstance(text, Mapping) else setup.subject.config
+    each = int(inner.get("hidden_size_per_layer_input") or 0)
     return setup.batched * len(setup.model.layers) * each * setup.width
 
 
