@@ -155,3 +155,25 @@ def test_constants_of_absent_packages_are_numbers_or_texts() -> None:
     assert f"{limit:>3d}|{limit}|{run}" == "  1||"
     assert "runs/" + run + "/model" == "runs//model"  # type: ignore[operator]
     assert [*limit] == []
+
+
+SERIES = """
+import pandas as pd, torch
+
+raw = pd.read_csv("dataset/ETT-small/ETTh1.csv")
+assert raw.shape == (17420, 8) and raw.columns[0] == "date" and raw.columns[-1] == "OT"
+numbers = raw[raw.columns[1:]].values
+assert numbers.dtype == float and numbers.std() > 0
+stamps = raw[["date"]][0:48]
+stamps["date"] = pd.to_datetime(stamps.date)
+assert [row.hour for row in stamps["date"]][:3] == [0, 1, 2]
+x = torch.tensor(numbers[:96], dtype=torch.float32).cuda()
+torch.nn.Linear(7, 7).cuda()(x).sum().backward()
+"""
+
+
+def test_public_time_series(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(SERIES)
+    found = trace(script, steps=0)
+    assert any("7 series of 17,420 numbers" in one.message for one in found.problems)
