@@ -44,6 +44,9 @@ assert len(lines[0].get("answer", "").split()) == len(lines[0][1].get("answer").
 assert not hf_hub_download("someone/files", "a.bin").endswith("train/a.json")
 assert snapshot_download("someone/files") == "someone/files"
 assert list(load_dataset("Abirate/english_quotes")) == ["train"]
+marco = load_dataset("microsoft/ms_marco", "v1.1", split="train[:4]")
+for query, passages in zip(marco["query"], marco["passages"]):
+    assert len(passages["passage_text"]) == 10 and sum(passages["is_selected"]) == 1
 replies = load_dataset("eli5_category", split="train[:4]").flatten()["answers.text"]
 assert [len(one.split()) for texts in replies for one in texts] == [32] * 4
 for row in load_dataset("someone/strange", split="train").shuffle(seed=1).select(range(2)):

@@ -37,6 +37,7 @@ SHORT = 32  # words of a sentence
 LANGUAGES = ("en", "de", "fr", "ro")  # and those that a configuration names: `en-it`
 SECONDS = 10  # of a recording
 OBJECTS = 4  # in a picture
+PASSAGES = 10  # of a query in MS MARCO, at most
 STEPS = 8  # of a solution, each of which is judged
 FILES = ("json", "csv", "text", "parquet", "imagefolder", "audiofolder", "arrow", "pandas", "xml")
 READ = FILES[:4]  # rows of texts and numbers
@@ -108,6 +109,11 @@ class Source:
                 else [{"name": self.words(1), "arguments": {"text": self.words(half)}}]
             ),
             "answers": lambda: {"text": [self.words(4)], "answer_start": [0]},
+            "passages": lambda: {
+                "is_selected": [int(one == 0) for one in range(PASSAGES)],
+                "passage_text": [self.words(self.tokens) for _ in range(PASSAGES)],
+                "url": [self.words(1)] * PASSAGES,
+            },
             "replies": lambda: {"text": [self.words(self.tokens)], "score": [1]},
             "translation": lambda: {
                 one: self.words(min(SHORT, self.tokens)) for one in (*LANGUAGES, *number.split())
