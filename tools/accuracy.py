@@ -162,8 +162,14 @@ compiles; the nine logs that these rest on are no evidence any more.
 Three more, once that was mended, of 0.15, 0.20 and 0.22: tokens -0.9, +36 (a start in WSL by the
 author of a row that is as far off) and -39 % (layers that share a cache; +3 now).
 
-Below are today's figures of all 162, which are no longer blind. Over the first 128 alone vLLM's
-tokens are 2.2 % median and 51.5 % p95, 20.5 % over 5 %; before the workspaces of experts and
+Twenty-five more, later on that day, of vLLM 0.11 to 0.23 and one of SGLang 0.5.15; one has an
+address. Then: vLLM, 18 of 24 answered (six models that the catalog lacks), 16 of them with all that
+decides; weights 0.3 % median and 8.3 % at most, KV tokens 1.3 % median, 6 of 16 over 5 %: three on a
+DGX Spark that compiled (5.7, 5.9 and 24 %), a recipe of AWQ (11 %), a draft that the catalog lacks
+(7.7 %), and two GPUs of which the log shows one (252 %); SGLang, none of 1.
+
+Below are today's figures of all 187, which are no longer blind. Over the first 128 alone vLLM's
+tokens are 2.4 % median and 49.6 % p95, 18.2 % over 5 %; before the workspaces of experts and
 attention counted they were 2.5, 56.6 and 24.4. The worst are starts on a DGX Spark, whose memory
 others use, drafts whose config is not at hand, and recipes that the row does not show.
 """
