@@ -164,9 +164,10 @@ author of a row that is as far off) and -39 % (layers that share a cache; +3 now
 
 Twenty-five more, later on that day, of vLLM 0.11 to 0.23 and one of SGLang 0.5.15; one has an
 address. Then: vLLM, 18 of 24 answered (six models that the catalog lacks), 16 of them with all that
-decides; weights 0.3 % median and 8.3 % at most, KV tokens 1.3 % median, 6 of 16 over 5 %: three on a
-DGX Spark that compiled (5.7, 5.9 and 24 %), a recipe of AWQ (11 %), a draft that the catalog lacks
-(7.7 %), and two GPUs of which the log shows one (252 %); SGLang, none of 1.
+decides; weights 0.3 % median and 8.3 % at most, KV tokens 1.3 % median, 6 of 16 over 5 %: three on
+a DGX Spark that compiled (5.7, 5.9 and 24 %), a recipe of AWQ (11 %; 0.0 now, and no evidence any
+more), a draft that the catalog lacks (7.7 %), and two GPUs of which the log shows one (252 %);
+SGLang, none of 1.
 
 Below are today's figures of all 187, which are no longer blind. Over the first 128 alone vLLM's
 tokens are 2.4 % median and 49.6 % p95, 18.2 % over 5 %; before the workspaces of experts and

@@ -540,3 +540,17 @@ def test_a_geforce_keeps_nccls_buffers_in_the_hosts_memory() -> None:
     gpu = find_gpu("rtx-3090")
     bridged = replace(devices["rtx-3090"], gpu=replace(gpu, link=gpu.bridge))
     assert communicator_bytes(bridged, 2, (2, 9)) > 0
+
+
+def test_cyankiwi_quantizes_experts_alone() -> None:
+    """unseen-0185: 22.53 GiB on each of two L40S, and 767,552 tokens; no linear layer's kernel."""
+    row = next(one for one in read_served(UNSEEN) if one.id == "unseen-0185")
+    found = judge(row)
+    assert found.error("weights_gib") == pytest.approx(0, abs=0.002)
+    assert found.error("kv_tokens") == pytest.approx(0, abs=0.005)
+    names = (f"{owner}/Qwen3-Next-80B-A3B-Instruct-AWQ-4bit" for owner in ("cpatonn", "cyankiwi"))
+    configs = [subject_of(name).config["quantization_config"] for name in names]
+    assert configs[0] == configs[1]
+    assert configs[1]["config_groups"]["group_0"]["weights"]["group_size"] == 32
+    dense = subject_of("cyankiwi/Qwen3.5-9B-AWQ-4bit").config["quantization_config"]
+    assert not any("self_attn" in one for one in dense["ignore"])

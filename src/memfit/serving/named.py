@@ -61,6 +61,7 @@ MODELOPT = {
 }
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+SMALL = weights(4, "int", "group", 32)
 # Endings of names and what they mean, by organisation where it matters; the first match holds.
 ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"", r"[-_.]fp8[-_]?dynamic", CHANNEL),
@@ -79,7 +80,8 @@ ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"", r"[-_.]nvfp4", NVFP4),
     # Fitted: 128 meets the logged weights, 32 does not; the nine logs are no evidence (served.py).
     (r"cpatonn", r"[-_.]gptq[-_]?4bit", GROUPED),
-    (r"cpatonn", r"[-_.]awq[-_]?4bit", weights(4, "int", "group", 32)),
+    # cpatonn is called cyankiwi since 2026. vLLM names a group of 32 as it loads unseen-0169.
+    (r"cpatonn|cyankiwi", r"[-_.]awq[-_]?4bit", SMALL),
     (r"", r"[-_.]gptq(-int4|-4bit)?", GPTQ),
     (r"", r"[-_.]gptq-int8", {**GPTQ, "bits": 8}),
     (r"", r"[-_.]awq(-int4|-4bit)?", AWQ),
@@ -93,6 +95,10 @@ LINEAR_ATTENTION = "re:.*linear_attn.*"
 # (modeling_qwen3_next.py, modeling_qwen3_5_moe.py _keys_to_ignore_on_load_unexpected, 5.23), so
 # what is served with them are copies in 16 bits.
 GUESSING = "re:^mtp.*"
+# The same author quantizes nothing but experts there: loading unseen-0169 and unseen-0185, vLLM
+# names the kernel of their experts, and none of linear layers, as it does for each that it takes
+# (compressed_tensors_wNa16.py, `Using %s for CompressedTensorsWNA16`, 0.13 to 0.20).
+EXPERTS_ALONE = ("re:.*self_attn.*", "re:.*shared_expert.*")
 TUNED = re.compile(r"[-_](instruct|it|chat|base|pt|hf)(?=$|[-_])", re.IGNORECASE)
 
 
@@ -163,7 +169,10 @@ def recipe(quantization: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
     inner = text if isinstance(text, Mapping) else config
     if "linear_num_value_heads" not in inner or quantization == BLOCK:
         return dict(quantization)
-    return {**quantization, "ignore": [*quantization.get("ignore", ()), LINEAR_ATTENTION, GUESSING]}
+    ignored = [*quantization.get("ignore", ()), LINEAR_ATTENTION, GUESSING]
+    if quantization == SMALL and inner.get("num_experts"):
+        ignored += EXPERTS_ALONE
+    return {**quantization, "ignore": ignored}
 
 
 def by_name(name: str) -> Source | None:

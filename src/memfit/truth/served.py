@@ -34,8 +34,8 @@ UNSEEN = ROWS.with_name("unseen.jsonl")
 CONFIDENT = ("high", "medium")
 # Constants were taken from them (ROCm's memory outside torch and of compiling, and up to which
 # version; CUDA graphs; sums of ranks; from which version on a start copies its embeddings), or what
-# a name means (the group size of cpatonn's GPTQ files was chosen by the logged weights): no
-# evidence.
+# a name means (the group size of cpatonn's GPTQ files was chosen by the logged weights, what the
+# AWQ files of the same author quantize by the kernels that a log names): no evidence.
 FITTED = (
     *("vllm-0013", "vllm-0030", "vllm-0031"),
     *("vllm-0090", "vllm-0091", "vllm-0092", "vllm-0093", "vllm-0104"),
@@ -46,6 +46,7 @@ FITTED = (
     *("unseen-0033", "unseen-0051", "unseen-0115"),
     *("unseen-0089", "unseen-0130", "unseen-0131", "unseen-0137"),
     *("unseen-0152", "unseen-0153", "unseen-0154", "unseen-0155", "unseen-0156"),
+    *("unseen-0169", "unseen-0185"),
 )
 # Figures that are compared, each with the keys under which rows have it; the first one counts.
 COMPARED: dict[str, tuple[str, ...]] = {
