@@ -19,7 +19,7 @@ from memfit.serving.llamacpp.engine import read_command
 from memfit.serving.llamacpp.loading import check
 from memfit.serving.llamacpp.memory import Buffers, buffers, signature
 from memfit.serving.llamacpp.model import GgufModel
-from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine, place
+from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine, loaded_anyway, place
 from memfit.serving.llamacpp.settings import Settings
 from memfit.units import MIB
 
@@ -125,6 +125,27 @@ def test_a_file_may_leave_out_the_layer_that_predicts_further_tokens() -> None:
     assert model.number("block_count") == 6
     assert not model.of_layer(5)
     check(model, "file")
+
+
+# ------------------------------------------------------------------ heads of windows
+
+
+def test_step_needs_the_heads_of_its_windows() -> None:
+    """Its class has 96 heads there and 64 elsewhere; the catalog's config says 64 alone."""
+    with pytest.raises(SourceError, match="how many heads layers with windows have"):
+        named("stepfun-ai/Step-3.7-Flash")
+
+
+def test_step_loads_the_optional_tensors_of_layers_that_guess() -> None:
+    model = small("step3p5")
+    assert (model.layers, model.number("block_count")) == (6, 8)
+    extra = {one.name.partition(".")[2].partition(".")[2] for one in model.of_layer(7)}
+    loaded = {one.name.partition(".")[2].partition(".")[2] for one in loaded_anyway(model, 7)}
+    left = {"attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_v.weight"}
+    left |= {"attn_output.weight", "ffn_norm.weight"}
+    left |= {"nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"}
+    assert extra - loaded == left
+    assert not loaded_anyway(small("glm4_moe"), 3)
 
 
 # ------------------------------------------------------------------ encoders and decoders

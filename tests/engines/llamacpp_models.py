@@ -117,6 +117,20 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_value_scale": 0.707,
         "add_swa_attention_sink_bias": True,
     },
+    "step3p5": {
+        "moe_num_experts": 8,
+        "moe_top_k": 2,
+        "moe_intermediate_size": 48,
+        "share_expert_dim": 48,
+        "num_hidden_layers": 6,
+        "num_attention_groups": 2,
+        "head_dim": 32,
+        "sliding_window": 64,
+        "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+        "layer_types": ["full_attention", *["sliding_attention"] * 2] * 2,
+        "moe_layers_enum": "2,3,4,5",
+        "num_nextn_predict_layers": 2,
+    },
     "stablelm": {},
     "olmo": {},
     "olmo2": {},
@@ -171,11 +185,7 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**LATENT, "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
     "deepseek_v2": {**LATENT, "num_hidden_layers": 27},
     "deepseek_v32": {**INDEXED, "n_group": 4, "topk_group": 2},
-    "glm_moe_dsa": {
-        **INDEXED,
-        "indexer_types": ["full", "full", "full", "shared", "shared"],
-        "num_nextn_predict_layers": 0,  # of that layer llama.cpp maps one tensor, and so the file
-    },
+    "glm_moe_dsa": {**INDEXED, "indexer_types": ["full", "full", "full", "shared", "shared"]},
     "glm4_moe": {**ROUTED, "num_nextn_predict_layers": 1},
     "dots1": {**ROUTED, **ALL_HEADS},
     "ernie4_5_moe": {
@@ -240,6 +250,8 @@ CASES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
 }
+# Their mapped files would count what lies between tensors that are loaded.
+PARTLY_LOADED = ("glm_moe_dsa", "step3p5")
 EMBEDDERS = ("bert", "nomic_bert", "modernbert")
 # llama-server stops once it has reserved their buffers, and before where slots have caches each.
 ENCODERS = ("t5", "mt5")

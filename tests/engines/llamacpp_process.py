@@ -25,6 +25,8 @@ def main() -> None:
         for name, value in job["settings"].items():
             if name == "flash_attn_type":
                 value = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{value}")
+            elif name == "load_mode":
+                value = getattr(xllamacpp.llama_load_mode, f"LLAMA_LOAD_MODE_{value}")
             elif name.startswith("cache_type"):
                 value = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{value}")
             setattr(params, name, value)

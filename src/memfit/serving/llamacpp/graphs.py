@@ -71,7 +71,13 @@ def attention(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
         slides=model.slides(layer),
         softcap=recipe.softcap,
     )
-    made = b.linear(f"{p}attn_output", b.attention(layer, shape, q, k, v))
+    mixed = b.attention(layer, shape, q, k, v)
+    if b.weight(f"{p}attn_gate.weight") is not None:  # one number for each head (step35.cpp)
+        gate = ggml.same("unary", b.linear(f"{p}attn_gate", x))
+        each = ggml.reshape(mixed, shape.v, model.heads(layer), b.n)
+        each = ggml.same("mul", each, ggml.reshape(gate, 1, *each.ne[1:3]))
+        mixed = ggml.reshape(each, *mixed.ne[:2])
+    made = b.linear(f"{p}attn_output", mixed)
     return ggml.same("scale", made) if model.facts.get("attention.value_scale") else made
 
 

@@ -145,15 +145,30 @@ def model_buffers(model: GgufModel, places: Places, machine: Machine) -> dict[st
         return mapped(model, places, machine)
     sizes = {device: sizes_in(model, pools[device]) for device in held}
     for layer, tensors in model.layered.items():
-        if layer < model.layers:  # layers that predict further tokens are not loaded
-            for tensor in tensors:
-                device = places.tensors[tensor.name]
-                held[device] += sizes[device][tensor.name]
+        for tensor in tensors if layer < model.layers else loaded_anyway(model, layer):
+            device = places.tensors[tensor.name]
+            held[device] += sizes[device][tensor.name]
     if tied(model) and places.output != HOST:
         table = model.by_name.get("token_embd.weight")
         if table is not None:
             held[places.output] += stored_bytes(table, pools[places.output])
     return held
+
+
+# Of layers that predict further tokens b11549 loads what load_arch_tensors takes for optional,
+# since it forgets there to skip it (src/models/step35.cpp, glm-dsa.cpp). The rest is not loaded.
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "step35": (
+        *("attn_q_norm", "attn_k_norm", "attn_gate", "ffn_gate", "ffn_up", "ffn_down"),
+        *("exp_probs_b", "nextn.embed_tokens", "nextn.shared_head"),
+    ),
+    "glm-dsa": ("exp_probs_b",),
+}
+
+
+def loaded_anyway(model: GgufModel, layer: int) -> list[GgufTensor]:
+    names = tuple(f"blk.{layer}.{one}" for one in OPTIONAL.get(model.arch, ()))
+    return [one for one in model.of_layer(layer) if names and one.name.startswith(names)]
 
 
 def tied(model: GgufModel) -> bool:

@@ -79,6 +79,7 @@ RECIPES: Mapping[str, Recipe] = {
     "deepseek": Recipe(normed=False),
     "dots1": Recipe(gating="sigmoid", scaled=True),
     "glm4moe": Recipe(gating="sigmoid", scaled=True),
+    "step35": Recipe(gating="sigmoid", scaled=True),
     "mimo2": Recipe(gating="sigmoid"),
     "minimax-m2": Recipe(gating="sigmoid"),
     "ernie4_5-moe": Recipe(gating="softmax"),

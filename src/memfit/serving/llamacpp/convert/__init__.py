@@ -85,6 +85,8 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "falcon": older.falcon,
     "nemotron-nas": varied.deci,
     "mimo_v2_flash": varied.mimo2,
+    "step3p5": varied.step35,
+    "step3p7": varied.step35,
     "mamba": recurrent.mamba,
     "falcon_mamba": recurrent.mamba,
     "mamba2": recurrent.mamba2,

@@ -135,3 +135,58 @@ def gemma3n(sheet: Sheet) -> str:
 
 
 OWN_CACHES = 20  # layers with a cache of their own: load_arch_hparams of src/models/gemma3n.cpp
+
+
+def step35(sheet: Sheet) -> str:
+    """Step-3.5 and 3.7 Flash: windows have heads of their own, each head's output is gated, and the
+    layers that predict further tokens are in the file (conversion/step3.py)."""
+    layers = sheet.whole("num_hidden_layers")
+    extra = sheet.whole("num_nextn_predict_layers", default=0)
+    other = sheet.optional("attention_other_setting")
+    if not isinstance(other, dict) or not all(
+        type(other.get(key)) is int for key in ("num_attention_heads", "num_attention_groups")
+    ):
+        message = "`attention_other_setting` must say how many heads layers with windows have"
+        sheet.problems.append(Problem(message=message, where=f"config of {sheet.name}"))
+        sheet.done()
+    sheet.config = {
+        **sheet.config,
+        "num_hidden_layers": layers + extra,
+        "num_key_value_heads": sheet.whole("num_attention_groups", "num_key_value_heads"),
+        "num_experts": sheet.whole("moe_num_experts", "num_experts"),
+        "num_experts_per_tok": sheet.whole("moe_top_k", "num_experts_per_tok"),
+    }
+    size = sizes(sheet)
+    types = sheet.words("layer_types")
+    slides = [types[one : one + 1] == ["sliding_attention"] for one in range(size.layers)]
+    heads = [other["num_attention_heads"] if one else size.heads for one in slides]
+    kv_heads = [other["num_attention_groups"] if one else size.kv_heads for one in slides]
+    ends(sheet, size)
+    found = read_experts(sheet, shared=sheet.whole("share_expert_dim"), correction=True)
+    routed = {int(one) for one in str(sheet.optional("moe_layers_enum") or "").split(",") if one}
+    sheet.put(
+        attention__head_count=tuple(heads),
+        attention__head_count_kv=tuple(kv_heads),
+        attention__key_length=size.head,
+        attention__value_length=size.head,
+        attention__sliding_window=sheet.whole("sliding_window"),
+        attention__sliding_window_pattern=tuple(slides),
+        expert_weights_norm=True,
+        expert_weights_scale=3.0,
+        leading_dense_block_count=min(routed, default=layers),
+        nextn_predict_layers=extra,
+    )
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        attention(sheet, size, heads=heads[index], kv_heads=kv_heads[index], qk_norm=size.head)
+        sheet.matrix("attn_gate", heads[index], size.width)
+        if index in routed:
+            experts(sheet, size.width, found)
+        else:
+            gated(sheet, size.width, size.inner)
+        if index >= layers:
+            sheet.matrix("nextn.eh_proj", size.width, 2 * size.width)
+            sheet.norms(size.width, "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+            sheet.matrix("nextn.shared_head_head", size.vocab, size.width)
+    return "step35"
