@@ -70,7 +70,7 @@ def test_a_model_of_each_type_is_answered_unless_the_page_says_why(engine: str) 
 
 def test_of_the_models_that_an_engine_supports_nearly_all_are_answered() -> None:
     text = tool().PAGE.read_text(encoding="utf-8")
-    for engine, least in (("vLLM", 0.96), ("SGLang", 0.96), ("llama.cpp", 0.91)):
+    for engine, least in (("vLLM", 0.99), ("SGLang", 0.97), ("llama.cpp", 0.91)):
         row = next(line for line in text.splitlines() if line.startswith(f"| {engine} |"))
         supported, answered = (int(cell) for cell in row.split("|")[3:5])
         assert supported > 450
