@@ -554,3 +554,37 @@ def test_cyankiwi_quantizes_experts_alone() -> None:
     assert configs[1]["config_groups"]["group_0"]["weights"]["group_size"] == 32
     dense = subject_of("cyankiwi/Qwen3.5-9B-AWQ-4bit").config["quantization_config"]
     assert not any("self_attn" in one for one in dense["ignore"])
+
+
+@pytest.mark.parametrize(("name", "logged"), [("unseen-0166", 16.78), ("unseen-0168", 58.2299)])
+def test_qwen3_vl_keeps_features_of_images_and_a_long_rotary_table(
+    name: str, logged: float
+) -> None:
+    row = next(one for one in read_served(UNSEEN) if one.id == name)
+    assert row.figures["weights_gib"] == logged
+    assert judge(row).error("weights_gib") == pytest.approx(0, abs=0.0005)
+
+
+def test_qwen3_vl_without_images_keeps_no_features_of_them() -> None:
+    sizes = [
+        find_engine("vllm")
+        .answer(asked("Qwen/Qwen3-VL-8B-Instruct", "l40s", "0.20.0", max_num_batched_tokens=tokens))
+        .figures["weights_gib"]
+        for tokens in (8192, 16384)
+    ]
+    assert sizes[1] - sizes[0] == pytest.approx(3 * 8192 * 4096 * 2 / GIB, abs=1e-3)
+    textual = [
+        find_engine("vllm")
+        .answer(
+            asked(
+                "Qwen/Qwen3-VL-8B-Instruct",
+                "l40s",
+                "0.20.0",
+                max_num_batched_tokens=tokens,
+                language_model_only=True,
+            )
+        )
+        .figures["weights_gib"]
+        for tokens in (8192, 16384)
+    ]
+    assert textual[0] == textual[1]

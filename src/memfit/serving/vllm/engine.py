@@ -95,7 +95,7 @@ class VLLM:
         draft = list(draft_sizes(setup.draft, setup.model, setup.rank))
         if setup.separate is not None:
             draft += separate_drafts.sizes(setup.separate, setup.model, setup.rank)
-        draft += [*compressed.buffers(setup), per_layer_inputs(setup)]
+        draft += [*compressed.buffers(setup), per_layer_inputs(setup), *image_features(setup)]
         weights = rank_bytes(setup.model, setup.rank, reserved=rocm, more=draft)
         # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
         offloaded = min(weights, setup.offload)
@@ -123,6 +123,15 @@ def per_layer_inputs(setup: Setup) -> int:
     inner = text if isinstance(text, Mapping) else setup.subject.config
     each = int(inner.get("hidden_size_per_layer_input") or 0)
     return setup.batched * len(setup.model.layers) * each * setup.width
+
+
+def image_features(setup: Setup) -> list[int]:
+    """Features of images that Qwen3-VL's first layers add, for a step (models/qwen3_vl.py
+    deepstack_input_embeds, 0.13.0 to 0.27.1)."""
+    vision = setup.subject.config.get("vision_config")
+    deep = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    each = setup.batched * setup.model.width * setup.width
+    return [each for _ in deep or ()] if setup.rank.towers else []
 
 
 @dataclass(frozen=True)

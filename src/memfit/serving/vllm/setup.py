@@ -49,6 +49,9 @@ UNCOUNTED = {
 UNBUFFERED = ("naive", "allgather_reducescatter")
 PARALLEL = ("tensor", "pipeline", "data")
 MROPE, ROPE = 4, "rope_parameters"
+# Qwen3-VL as transformers makes it, whose sections are no part of the config
+# (modeling_qwen3_vl.py Qwen3VLTextRotaryEmbedding, 5.23: `mrope_section`, [24, 20, 20]).
+SECTIONS = ("qwen3_vl", "qwen3_vl_moe")
 COMPILED = "compiled"  # of published rows: their log shows kernels of an earlier start
 
 
@@ -285,7 +288,7 @@ def rotary_tables(config: Mapping[str, Any]) -> int:
     inner = text if isinstance(text, Mapping) else config
     found = (one.get(name) for one in (inner, config) for name in ("rope_scaling", ROPE))
     sections = any(isinstance(one, Mapping) and "mrope_section" in one for one in found)
-    return MROPE if sections else 1
+    return MROPE if sections or config.get("model_type") in SECTIONS else 1
 
 
 def capability(question: Question) -> tuple[int, int] | None:
