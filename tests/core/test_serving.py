@@ -14,13 +14,13 @@ from memfit.cli import main
 from memfit.errors import InputError, Problem
 from memfit.hardware import find_gpu
 from memfit.model import catalog
+from memfit.model.named import by_name
 from memfit.model.source import from_catalog
 from memfit.report.accuracy_data import data
 from memfit.serving import ENGINES, find_engine
 from memfit.serving.base import Device, Question
 from memfit.serving.flags import read_flags
 from memfit.serving.links import communicator_bytes
-from memfit.serving.named import by_name
 from memfit.serving.sglang.pools import cells, state_bytes
 from memfit.serving.sglang.setup import set_up as set_up_sglang
 from memfit.serving.stored import read_scheme

@@ -206,7 +206,7 @@ def subject_of(model: Any, offline: bool = False) -> Subject:
     try:
         source = read(model, offline=offline)
     except SourceError:
-        from memfit.serving.named import by_name
+        from memfit.model.named import by_name
 
         guess = by_name(str(model))
         if guess is None:

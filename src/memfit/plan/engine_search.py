@@ -12,6 +12,7 @@ from memfit.errors import InputError
 from memfit.hardware import Cluster
 from memfit.hardware.prices import price
 from memfit.lazy_dataclass import dataclass
+from memfit.model.named import AWQ
 from memfit.plan.engine_goals import (
     EnginePlan,
     EngineQuestion,
@@ -24,7 +25,6 @@ from memfit.plan.engine_goals import (
 from memfit.plan.engine_weights import AWQ_CHECKPOINT, EIGHT, FOUR, OWN
 from memfit.plan.market import machines
 from memfit.serving.base import Device, Question, Subject
-from memfit.serving.named import AWQ
 from memfit.serving.pace import Engine, Step, step_seconds
 from memfit.serving.result import ServingAnswer
 

@@ -18,9 +18,9 @@ from memfit.errors import InputError, MemfitError
 from memfit.hardware import GPU, find_gpu
 from memfit.hardware.gpu import variants
 from memfit.lazy_dataclass import dataclass
+from memfit.model.named import by_name, split_name
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question, Subject
-from memfit.serving.named import by_name, split_name
 from memfit.serving.separate_drafts import draft_name
 from memfit.truth.llama_runs import FORK, MAIN, gather_llama, is_llama
 from memfit.truth.rows import BUNDLED, LONGEST_LINE

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memfit.model.named import by_name
 from memfit.model.quantized import MLX
 from memfit.serving.base import Device, Subject
-from memfit.serving.named import by_name
 from memfit.serving.paged.engine import (
     Held,
     Paged,

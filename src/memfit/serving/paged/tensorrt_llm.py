@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from memfit.errors import Problem
+from memfit.model.named import by_name, split_name
 from memfit.serving.base import Device, Subject
-from memfit.serving.named import by_name, split_name
 from memfit.serving.paged.engine import Held, Paged, Setup, model_option, share, silent, unsupported
 from memfit.serving.paged.engine import option as dashed
 from memfit.serving.subject import subject_from
