@@ -124,7 +124,7 @@ def stub() -> str:
         ),
         function(
             "study",
-            ["models: Sequence[Subject]", "/", "*", PROGRESS],
+            ["models: Subject | Sequence[Subject]", "/", "*", PROGRESS],
             arguments(Studying, Job),
             "Study",
             "Ways to fine-tune models on machines, side by side.",

@@ -485,7 +485,7 @@ def plan(
     """Configurations that fit the GPUs, the best first."""
 
 def study(
-    models: Sequence[Subject],
+    models: Subject | Sequence[Subject],
     /,
     *,
     progress: Callable[..., None] | None = ...,

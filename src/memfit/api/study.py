@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,7 +33,7 @@ VARIED = {"checkpointing": CHECKPOINTED, "attention": ATTENTIONS}  # options wit
 AXES = ("task", "method", "seq", "quant")  # options of a job that a study goes through itself
 
 
-def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
+def matrix_of(models: Any, given: Mapping[str, Any]) -> Matrix:
     problems: list[Problem] = []
     left = [name for name in Job.__dataclass_fields__ if name not in AXES]
     given = spellings.plain(given, (*Studying.__dataclass_fields__, *left), problems)
@@ -50,7 +51,7 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         if name in rest
     ]
     named = {name: value for name, value in rest.items() if name not in AXES}
-    if isinstance(models, str):
+    if isinstance(models, (str, os.PathLike, Mapping)):
         models = [models]
     built = [model for one in models for model in known_model(one, how.offline, problems)]
     clusters = [cluster for one in listed(how.gpus) for cluster in known_cluster(one, problems)]

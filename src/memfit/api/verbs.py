@@ -248,15 +248,15 @@ def measured_layout(how: Measuring, problems: list[Problem]) -> tuple[str, ...]:
 
 
 def study(
-    models: Sequence[Any],
+    models: Any,
     /,
     *,
     progress: Callable[[int, int, str], None] | None = None,
     **given: Any,
 ) -> Study:
-    """Ways to fine-tune models on machines: what each needs and takes, and what to begin with.
-    Options are the fields of `Studying`, and of `Job` those that a study does not go through
-    itself."""
+    """Ways to fine-tune a model, or several, on machines: what each needs and takes, and what to
+    begin with. Options are the fields of `Studying`, and of `Job` those that a study does not go
+    through itself."""
     from memfit.api.study import matrix_of
     from memfit.plan.study import study as run
 
