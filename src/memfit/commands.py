@@ -63,7 +63,7 @@ def options_of(
     if asked is not None and asked.seq != job.seq:
         usual = {**usual, "seq": asked.seq}  # so that it is named
     for name in fields:
-        value = getattr(job, name)
+        value = job.quantization if name == "quant" and "quant" in usual else getattr(job, name)
         if name not in given and value != usual.get(name, getattr(Job, name)):
             given[name] = value
     return given

@@ -13,6 +13,7 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.model.heads import heads_of, label_head, usual_head
+from memfit.model.quantized import bitsandbytes_options
 
 ADAPTER_OPTIONS = ("rank", "alpha", "rslora", "targets", "dropout", "adapter_dtype")
 HALF = "{half}"  # in a row: bf16, or fp16 on GPUs without it
@@ -142,10 +143,13 @@ FUSED = (2, 8)  # torch from which `optim` is adamw_torch_fused (transformers 5.
 def assumed(
     values: Mapping[str, Any], config: Mapping[str, Any], layouts: frozenset[str], half: str
 ) -> dict[str, Any]:
-    """The options that nobody named, as the trainer has them: empty where no trainer is assumed.
-    `config` is the model's, `half` the 16-bit format of the GPU."""
+    """The options that nobody named, as the checkpoint tells them and the trainer has them: empty
+    where no trainer is assumed. `config` is the model's, `half` the 16-bit format of the GPU."""
     task = str(values.get("task", "finetune"))
+    stored = bitsandbytes_options(config)
     found = of_encoder(values, config, task) or of_labels(values, config, task)
+    found |= {name: value for name, value in stored.items() if name not in values}
+    values = {**stored, **values}
     if task != "finetune":
         return found
     method = implied_method(values)

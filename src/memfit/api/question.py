@@ -17,6 +17,7 @@ from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.model.heads import with_head
+from memfit.model.quantized import bitsandbytes_options
 from memfit.option_values import unknown
 from memfit.strategy import ONE, Strategy
 from memfit.words.gpus import cluster_of, gpu_notes
@@ -71,6 +72,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         else gather(later, lambda: (None, None), lambda: model_of(subject, ask, reasons))
     )
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
+    stored = {} if built is None else bitsandbytes_options(built.config)
     usual = assumed(
         named,
         {} if built is None else built.config,
@@ -117,13 +119,24 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         place=named_place(ask),
         notes=(
             *gpu_notes(ask.gpu),
-            *method_notes(usual, named),
+            *stored_notes(stored, values),
+            *method_notes(usual, {**stored, **named}),
             *loop_notes({**usual, **named}, strategy, job),
             *([] if layout is None else [layout]),
         ),
         reasons=tuple(reasons),
         run=run,
     )
+
+
+def stored_notes(stored: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is said where a checkpoint tells its quantization."""
+    if stored and "quant" not in values:
+        yield Problem(
+            message=f"`--quant {stored['quant']}` is assumed: bitsandbytes stored the weights",
+            where="job.quant",
+            level="note",
+        )
 
 
 def method_notes(usual: Mapping[str, Any], named: Mapping[str, Any]) -> Iterator[Problem]:

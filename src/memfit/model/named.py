@@ -46,6 +46,8 @@ W4A8 = {"quant_method": "w4a8", "ignore": ["lm_head"]}
 NF4 = {
     "quant_method": "bitsandbytes",
     "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": "bfloat16",
     "bnb_4bit_use_double_quant": True,
 }
 # Unsloth's dynamic 4 bits leave other layers in 16 bits in every model: only the config says which

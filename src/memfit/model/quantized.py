@@ -35,7 +35,7 @@ def apply(model: Model, fields: Fields) -> Model:
         fields.problems.append(mlx_only())
         return model
     settings = (settings and fields.mapping("quantization_config")) or settings
-    if not settings or settings.get("quant_method") in READ_BY_FAMILY + BY_FILE:
+    if not settings or settings.get("quant_method") in READ_BY_FAMILY + BY_FILE + BY_JOB:
         return model
     format = stored_format(settings, fields)
     if not format:
@@ -64,6 +64,24 @@ def method(config: Mapping[str, Any]) -> str:
         producer.get("name") if isinstance(producer, Mapping) else None
     )
     return "" if name in BY_JOB else str(name or "")
+
+
+def bitsandbytes_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a job that loads a checkpoint as bitsandbytes stored it
+    (transformers/utils/quantization_config.py BitsAndBytesConfig); none for any other."""
+    settings = settings_in(config)
+    if settings.get("quant_method") not in BY_JOB:
+        return {}
+    found: dict[str, Any] = {"quant": "int8"}
+    if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
+        compute = str(settings.get("bnb_4bit_compute_dtype") or "float32")
+        found = {
+            "quant": settings.get("bnb_4bit_quant_type") or "fp4",
+            "double_quant": bool(settings.get("bnb_4bit_use_double_quant")),
+            "quant_compute": compute.removeprefix("torch."),
+        }
+    whole = settings.get("llm_int8_skip_modules")
+    return found | ({"quant_skip": ",".join(map(str, whole))} if whole else {})
 
 
 def stored_as(model: Model) -> str:
@@ -300,15 +318,10 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
     if name == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):
         return "nvfp4" if str(settings["quant_algo"]).upper() == "NVFP4" else "float8_e4m3fn"
     told = str(settings.get("quant_method", name))
-    where = (
-        "use `--quant` for bitsandbytes"
-        if told in BY_JOB
-        else "supported: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors"
-    )
     fields.blame(
         "quantization_config.quant_method",
         f"weights quantized by `{told[:40]}` are not supported yet",
-        where,
+        "supported: bitsandbytes, fp8, gptq, awq, mxfp4, modelopt, compressed-tensors",
     )
     return ""
 

@@ -23,7 +23,7 @@ from memfit.job import Job
 from memfit.lower.walk_cache import remembering
 from memfit.model.heads import heads_of, with_head
 from memfit.model.model import Model
-from memfit.model.quantized import stored_as
+from memfit.model.quantized import bitsandbytes_options, stored_as
 from memfit.plan.advice import Setting, hardware
 from memfit.plan.engine_weights import EIGHT, OWN
 from memfit.plan.furthest import TRIES, UNIT, Look, furthest
@@ -80,11 +80,14 @@ RUN = Use(key="16-bit", title="16-bit", options={"task": "inference"}, encodes=T
 
 def uses_of(model: Model) -> tuple[Use, ...]:
     """What can be done with this model: the first use runs the weights in the format in which the
-    checkpoint stores them. Encoders are not trained in 4 bits; those with a decoder have no
-    formulas for inference."""
+    checkpoint stores them; those of bitsandbytes have no others. Encoders are not trained in 4
+    bits; those with a decoder have no formulas for inference."""
     if model.encodes:
         trained = tuple(use for use in USES if use.key in ("full", "lora"))
         return trained if PAIRED in heads_of(model.config) else (RUN, *trained)
+    if known := bitsandbytes_options(model.config):
+        trained = tuple(use for use in USES if use.key == "qlora")
+        return (dataclasses.replace(USES[0], title=known["quant"]), *trained)
     stored = stored_as(model)
     return (dataclasses.replace(USES[0], title=stored), *USES[1:]) if stored else USES
 

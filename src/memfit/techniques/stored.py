@@ -8,7 +8,7 @@ from typing import Annotated
 
 from memfit.constants import counted
 from memfit.errors import Problem
-from memfit.model.quantized import method
+from memfit.model.quantized import bitsandbytes_options, method
 from memfit.program import Program
 from memfit.techniques.base import Technique
 
@@ -23,6 +23,7 @@ WHERE = "config.quantization_config"
 
 
 def check(program: Program) -> Iterator[Problem]:
+    yield from of_bitsandbytes(program)
     job, name = program.job, "gguf" if program.model.stored else method(program.model.config)
     if not name:
         return
@@ -58,6 +59,20 @@ def check(program: Program) -> Iterator[Problem]:
         yield from foreign(program, name)
     elif name == "gguf":
         yield gguf(program)
+
+
+def of_bitsandbytes(program: Program) -> Iterator[Problem]:
+    """A checkpoint of bitsandbytes loads as it was stored (transformers 5.23 quantizers/auto.py
+    merge_quantization_configs)."""
+    stored = bitsandbytes_options(program.model.config)
+    asked = program.job.quantization
+    if stored and asked != stored["quant"]:
+        other = "16 bits" if asked == "none" else asked
+        yield Problem(
+            message=f"bitsandbytes stored the weights in {stored['quant']}, not in {other}",
+            where="job.quant",
+            hint="omit `--quant`, or name the model that they were made from",
+        )
 
 
 def foreign(program: Program, name: str) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
+from memfit.model.quantized import bitsandbytes_options
 from memfit.trace import assumed_models, failures, prepare, public_configs, steps
 from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
@@ -392,20 +393,12 @@ def job_of(asked: Any) -> Job | None:
             f"a trace does not support weights quantized by `{method}`",
             "use bitsandbytes",
         )
-    if not values.get("load_in_4bit") and not values.get("_load_in_4bit"):
-        return Job(quant="int8")
-    compute = str(values.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
-    return Job(
-        quant=values.get("bnb_4bit_quant_type") or "fp4",
-        double_quant=bool(values.get("bnb_4bit_use_double_quant")),
-        quant_compute=compute,
-    )
+    named = {**values, "quant_method": "bitsandbytes"}
+    return Job(**bitsandbytes_options({"quantization_config": named}))
 
 
 def quantize(model: Any, asked: Any, wanted: Job) -> None:
-    values = asked if isinstance(asked, dict) else asked.to_dict()
-    skip = values.get("llm_int8_skip_modules") or []
-    prepare.quantized(model, wanted.replace(quant_skip=",".join(skip)))
+    prepare.quantized(model, wanted)
     from transformers.quantizers import AutoHfQuantizer
 
     model.config.quantization_config = asked
