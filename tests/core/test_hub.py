@@ -481,10 +481,7 @@ def test_the_environment_of_huggingface_hub_is_honoured(hub: Hub, tmp_path: Path
     done = in_a_process(
         code.replace("tiny", "other"), tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1"
     )
-    assert (
-        "SourceError: `acme/other` is not in the local cache of the hub, and memfit is offline"
-        in done.stderr
-    )
+    assert "`acme/other` is not in the local cache of the hub, and memfit is offline" in done.stderr
 
 
 @pytest.mark.parametrize("endpoint", ["http://[::1", "nonsense", "http://127.0.0.1:1"])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import InputError, Problem, SourceError
+from memfit.errors import InputError, Problem
 from memfit.serving import SERVER_ENGINE
 from memfit.words.gpus import cluster_of
 from memfit.words.read import gather
@@ -203,16 +203,7 @@ def subject_of(model: Any, offline: bool = False) -> Subject:
 
     if isinstance(model, Mapping):
         return of_config(model, str(model.get("model_type", "model")))
-    try:
-        source = read(model, offline=offline)
-    except SourceError:
-        from memfit.model.named import by_name
-
-        guess = by_name(str(model))
-        if guess is None:
-            raise
-        source = guess
-    return subject_from(source)
+    return subject_from(read(model, offline=offline))
 
 
 def help_lines(engine: ServingEngine) -> list[tuple[str, str]]:

@@ -82,7 +82,10 @@ def read(
         if other is not None and (offline or not _HUB_ID.fullmatch(name)):
             return replace(from_catalog(other.name), problems=other.notes)
         if not _HUB_ID.fullmatch(name):
-            raise unknown(name)
+            told = guessed(name)
+            if told is None:
+                raise unknown(name)
+            return told
     elif not (_HUB_ID.fullmatch(name) or _BARE.fullmatch(name)):
         raise SourceError.one(
             f"`{shown(name)}` is not a hub id",
@@ -91,7 +94,22 @@ def read(
         )
     from memfit.model.sources import hub
 
-    return hub.read_hub(name, revision=revision, offline=offline, token=token, timeout=timeout)
+    try:
+        return hub.read_hub(name, revision=revision, offline=offline, token=token, timeout=timeout)
+    except hub.Unavailable as error:
+        told = None if forced or revision else guessed(name)
+        if told is None:
+            raise
+        message = f"{error.problems[0].message}; memfit goes by the name"
+        warning = Problem(message=message, where="model", level="warning")
+        return replace(told, problems=(*told.problems, warning))
+
+
+def guessed(name: str) -> Source | None:
+    """A copy, or a quantized checkpoint, of a model that is known, by its name alone."""
+    from memfit.model.named import by_name
+
+    return by_name(name)
 
 
 def _local(path: Path, revision: str | None) -> Source:

@@ -98,9 +98,8 @@ def read_hub(
         return _from_cache(place)
     try:
         answer = _get(place, "config.json", limit=CONFIG_LIMIT)
-    except SourceError as error:
-        cached = _cached(place)
-        if cached is None or not isinstance(error.__cause__, (http.Late, http.Unreachable)):
+    except Unavailable as error:
+        if _cached(place) is None or error.__cause__ is None:
             raise
         warning = Problem(
             message=f"{error.problems[0].message}; memfit used the copy in the local cache",
@@ -160,7 +159,7 @@ def _from_cache(place: Place) -> Source:
     """What an earlier download left: the config, and the tensors where all shards are there."""
     found = _cached(place)
     if found is None:
-        raise SourceError.one(
+        raise Unavailable.one(
             f"`{place.name}` is not in the local cache of the hub, and memfit is offline",
             where="model",
             hint=_similar(place.repo) or "unset `HF_HUB_OFFLINE`, or use a model of the catalog",
@@ -222,13 +221,13 @@ def _get(
             ),
         )
     except http.Late as error:
-        raise SourceError.one(
+        raise Unavailable.one(
             f"{place.host} did not send `{name}` within {place.timeout:g} s",
             where="model",
             hint="try again, or use a local copy",
         ) from error
     except http.Unreachable as error:
-        raise SourceError.one(
+        raise Unavailable.one(
             f"cannot reach {place.host}: {error}",
             where="model",
             hint=" ".join(
@@ -247,10 +246,16 @@ def _get(
             where="model",
         ) from error
     if answer.status == 429 or answer.status >= 500:  # the hub's own trouble: a cached copy may do
-        raise refusal(place, file, answer) from http.Unreachable(str(answer.status))
+        raise Unavailable(*refusal(place, file, answer).problems) from http.Unreachable(
+            str(answer.status)
+        )
     if answer.status >= 300:
         raise refusal(place, file, answer)
     return answer
+
+
+class Unavailable(SourceError):
+    """The hub does not show what it may have: no network, no answer, or no leave."""
 
 
 class Absent(SourceError):
@@ -274,8 +279,10 @@ def refusal(place: Place, file: str, answer: http.Answer) -> SourceError:
             if answer.status == 401
             else "is not open to your token"
         )
-        return error(
-            f"`{place.repo}` is gated and {state}", f"accept the license at {page}, then {known}"
+        return Unavailable.one(
+            f"`{place.repo}` is gated and {state}",
+            where="model",
+            hint=f"accept the license at {page}, then {known}",
         )
     if answer.status == 401 and "credential" in said.lower():
         return error(f"{place.host} does not accept the token", f"it may have expired: {known}")
