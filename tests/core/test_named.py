@@ -17,6 +17,7 @@ from tests.core.fake_hub import Hub, Repo
 from memfit.api.verbs import estimate, study
 from memfit.errors import InputError, SourceError
 from memfit.model.families import build
+from memfit.model.named import bases, by_name
 from memfit.model.quantized import bitsandbytes_options
 from memfit.model.source import Source, from_catalog, read
 from memfit.model.sources import hub as reader
@@ -153,3 +154,13 @@ def test_cards_and_studies_of_it_have_adapters_alone(tmp_path: Path) -> None:
     (panel,) = study(tmp_path, gpu="rtx-4090", method="full,qlora").to_dict()["panels"]
     refused = {(cell["method"], "refused" in cell) for cell in panel["cells"]}
     assert refused == {("full", True), ("qlora", False)}
+
+
+@pytest.mark.parametrize("row", bases(), ids=lambda row: str(row["name"]))
+def test_each_base_builds_and_has_the_parameters_that_its_source_says(row: dict[str, Any]) -> None:
+    assert row["source"]
+    source = by_name(row["name"])
+    assert source is not None
+    model = build(source.config, name=row["name"])
+    stated = row.get("parameters") or row.get("published") or source.parameters
+    assert model.parameters == pytest.approx(stated, rel=0.01)

@@ -147,13 +147,10 @@ def extra_base(short: str) -> Source | None:
             continue
         if "same" in row:
             source = from_catalog(str(row["same"]))
-            config = {k: v for k, v in source.config.items() if k != "quantization_config"}
-            if source.config.get("quantization_config", {}).get("quant_method") == "fp8":
-                config = dict(source.config)
             return Source(
                 name=str(row["name"]),
                 origin=f"config of {row['same']} ({row['source']})",
-                config=config,
+                config=dict(source.config),
                 parameters=source.parameters,
             )
         return Source(
@@ -203,4 +200,4 @@ def by_name(name: str) -> Source | None:
     )
 
 
-__all__ = ["by_name", "find_base", "split_name"]
+__all__ = ["bases", "by_name", "find_base", "split_name"]
