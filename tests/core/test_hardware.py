@@ -885,13 +885,15 @@ def test_auto_guesses_nothing_of_a_card_that_no_row_describes(name: str, total: 
 
 def test_auto_with_unified_memory_takes_the_row() -> None:
     assert auto_gpu(FakeNVML([card(name="NVIDIA GB10", total=0)]), environ={}) == find_gpu("gb10")
+    thor = auto_gpu(FakeNVML([card(name="NVIDIA Thor", total=0)]), environ={})
+    assert thor == find_gpu("jetson-agx-thor")
 
 
 def test_auto_with_memory_that_nobody_knows() -> None:
     with pytest.raises(InputError) as error:
-        auto_gpu(FakeNVML([card(name="NVIDIA Thor", total=0)]), environ={})
+        auto_gpu(FakeNVML([card(name="NVIDIA Freyja", total=0)]), environ={})
     [(message, where, hint)] = problems(error)
-    assert (message, where) == ("the driver does not report the memory of `NVIDIA Thor`", "gpu")
+    assert (message, where) == ("the driver does not report the memory of `NVIDIA Freyja`", "gpu")
     assert "--memory 24GiB" in hint
 
 
