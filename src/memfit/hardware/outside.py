@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from memfit.constants import counted
+from memfit.constants import assumed, counted
 from memfit.hardware.gpu import GPU
 from memfit.hardware.tables import span, table
 from memfit.units import GIB
 
-# A page of the host, and bytes that NVIDIA's driver keeps for each one that a program has. The page
-# table (nvidia_pte_t, 16), the pages to be mapped for the GPU (nv_dma_map_alloc, a pointer), the
-# descriptor (MEMORY_DESCRIPTOR _pteArray, 8) and the addresses of the mapping (IOVAMAPPING
-# iovaArray, 8) have an entry for each.
-PAGE = 4096
+# For each page of the host that a program has, NVIDIA's driver keeps an entry of the page table
+# (nvidia_pte_t, 16 bytes), of the pages to be mapped for the GPU (nv_dma_map_alloc, a pointer), of
+# the descriptor (MEMORY_DESCRIPTOR _pteArray, 8) and of the mapping's addresses (IOVAMAPPING
+# iovaArray, 8).
+PAGE: Annotated[
+    int, assumed("bytes of a page of the host's memory", "Ubuntu's kernels for arm64 have 4 KiB")
+] = 4096
 RECORD: Annotated[
     int,
     counted(

@@ -40,12 +40,14 @@ def read(
     revision: str | None = None,
     token: str | None = None,
     timeout: float = TIMEOUT,
+    copies: bool = True,
 ) -> Source:
     """The model that `spec` names: an existing path first, then the catalog, then the hub.
 
     `hub:org/name` and `catalog:name` go to one of them straight; `org/name@revision`, or
     `revision`, means the hub, since the catalog has no revisions. `timeout` bounds the wait for the
-    config, and a multiple of it the wait for all tensor headers.
+    config, and a multiple of it the wait for all tensor headers. `copies` of known models go by
+    their names where the hub does not show them.
     """
     if not isinstance(spec, str):
         return _local(Path(spec), revision)
@@ -82,7 +84,7 @@ def read(
         if other is not None and (offline or not _HUB_ID.fullmatch(name)):
             return replace(from_catalog(other.name), problems=other.notes)
         if not _HUB_ID.fullmatch(name):
-            told = guessed(name)
+            told = guessed(name) if copies else None
             if told is None:
                 raise unknown(name)
             return told
@@ -97,7 +99,7 @@ def read(
     try:
         return hub.read_hub(name, revision=revision, offline=offline, token=token, timeout=timeout)
     except hub.Unavailable as error:
-        told = None if forced or revision else guessed(name)
+        told = guessed(name) if copies and not (forced or revision) else None
         if told is None:
             raise
         message = f"{error.problems[0].message}; memfit goes by the name"

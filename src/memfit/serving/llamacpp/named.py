@@ -39,7 +39,7 @@ def subject(spec: str, offline: bool) -> Subject | None:
     from memfit.model.source import read
 
     try:
-        source = read(name, offline=offline)
+        source = read(name, offline=offline, copies=False)
     except SourceError:
         if (found := by_name(spec, "the hub cannot be read")) is None:
             raise
