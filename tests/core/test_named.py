@@ -67,7 +67,8 @@ def test_without_a_network_a_copy_goes_by_its_name(monkeypatch: pytest.MonkeyPat
     is_guessed(read(COPY, timeout=2.0), "cannot reach 127.0.0.1")
     is_guessed(read(COPY, offline=True), "is not in the local cache")
     assert read("qwen3-0.6b-awq").config["quantization_config"]["bits"] == 4  # without an owner
-    for other in (f"hub:{COPY}", f"{COPY}@main", "somebody/a-model-of-mine"):
+    typo = "Qwem/Qwen3-0.6B"
+    for other in (f"hub:{COPY}", f"{COPY}@main", "somebody/a-model-of-mine", typo):
         with pytest.raises(SourceError, match="cannot reach"):
             read(other, timeout=2.0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,17 @@ def extra_base(short: str) -> Source | None:
     return None
 
 
+def mistyped(name: str) -> bool:
+    """Whether the owner is nearly that of the model that the name means: no copy, but a slip."""
+    owner, _, _ = name.rpartition("/")
+    base = find_base(split_name(name)[0])
+    if not owner or base is None:
+        return False
+    true = base.rpartition("/")[0].lower()
+    likeness = SequenceMatcher(None, owner.lower(), true).ratio()
+    return owner.lower() != true and likeness >= catalog.TYPO
+
+
 def recipe(quantization: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """What the name tells, with what recipes leave out in models of this kind."""
     text = config.get("text_config")
@@ -200,4 +212,4 @@ def by_name(name: str) -> Source | None:
     )
 
 
-__all__ = ["bases", "by_name", "find_base", "split_name"]
+__all__ = ["bases", "by_name", "find_base", "mistyped", "split_name"]

@@ -109,9 +109,9 @@ def read(
 
 def guessed(name: str) -> Source | None:
     """A copy, or a quantized checkpoint, of a model that is known, by its name alone."""
-    from memfit.model.named import by_name
+    from memfit.model.named import by_name, mistyped
 
-    return by_name(name)
+    return None if mistyped(name) else by_name(name)
 
 
 def _local(path: Path, revision: str | None) -> Source:
