@@ -126,6 +126,17 @@ def test_a_row_has_the_largest_batch_and_its_speed(formula: Formula) -> None:
     assert whole.refused == "int8 is not supported"
 
 
+def test_the_usual_batch_counts_where_it_fits_and_a_smaller_one_does_not(
+    formula: Formula, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator's gaps are no line."""
+    monkeypatch.setattr(card, "furthest", lambda *_: 3)
+    found = card.batch_row(look(), TUNES["qlora"], job_of)
+    assert (found.fits, found.most, found.job.batch) == (True, 4, 4)
+    too_large = card.batch_row(look(), TUNES["lora"], job_of)
+    assert (too_large.most, too_large.job.batch) == (3, 3)
+
+
 def test_the_first_layout_that_is_supported_and_fits(formula: Formula) -> None:
     four = parse_cluster("4xt4")
     found, strategy = card.supported_row(shaped(), ANSWERS["16-bit"], four, job_of)

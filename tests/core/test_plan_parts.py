@@ -25,10 +25,10 @@ from memfit.plan.furthest import (
     End,
     Look,
     Values,
+    allocator_end,
     curve_end,
     furthest,
     halved,
-    held_end,
     live_end,
 )
 from memfit.strategy import FSDP, ONE, Strategy
@@ -111,6 +111,24 @@ def seen(memory: Callable[[int], int]) -> tuple[Values, dict[int, int]]:
     return values, values.seen
 
 
+@pytest.mark.parametrize("more", [0, 100])
+@pytest.mark.parametrize("room", [2_400, 5_000, 41_007])
+@pytest.mark.parametrize(("name", "unit", "step"), [("batch", 1, 1), ("seq", 256, 0)])
+def test_a_peak_that_does_not_grow_at_first_is_followed(
+    name: str, unit: int, step: int, room: int, more: int
+) -> None:
+    """As where loading takes more than small batches do."""
+
+    def needs(value: int) -> int:
+        return max(2_000, 1_000 + 10 * value // unit)
+
+    look = Line(needs, room, name, more)
+    found = furthest(look, Job(**{name: 8 * unit}), name, 4096 * unit, step) // unit
+    most = max(one for one in range(1, 4097) if needs(one * unit) + more <= room)
+    assert most - most // 16 - 1 <= found <= most
+    assert len(look.replayed) <= 6
+
+
 def test_values_are_asked_for_once() -> None:
     asked: list[int] = []
     values = Values(lambda count: asked.append(count) or 3 * count)  # type: ignore[func-returns-value]
@@ -168,7 +186,7 @@ def test_a_search_begins_where_the_allocator_usually_has_no_more_room(
         tried.append(count)
         return round(100 * (count - 40) + held * 100 * count)
 
-    found = held_end(over, End(40, 100, 100), 0.2)
+    found = allocator_end(over, End(40, 100, 100), 0.2)
     assert tried == replays
     assert found == (replays[-1] if held < 40 else 0)
 
@@ -176,7 +194,7 @@ def test_a_search_begins_where_the_allocator_usually_has_no_more_room(
 def test_what_was_held_beyond_is_where_the_next_search_begins() -> None:
     look = Line(lambda one: 1000 + 10 * one, 5000, "batch", more=800)
     assert furthest(look, Job(batch=8), "batch", 4096, 1) == 320
-    assert look.held == pytest.approx(0.25)
+    assert look.overhead == pytest.approx(0.25)
     look.replayed.clear()
     look.name = "seq"
     look.needs = lambda one: 1000 + one // 256 * 10

@@ -296,16 +296,17 @@ def batch_row(look: Look, use: Use, job_of: Jobs) -> Row:
     model, cluster, strategy = look.model, look.cluster, look.strategy
     job = job_of(model, use, strategy, cluster.gpu)
     try:
-        look.short(job)
+        usual = estimate(model, job, cluster, strategy) if look.short(job) <= 0 else None
         stays = unquantized(model, job, cluster, strategy)
         most = furthest(look, job.replace(accumulate=1), "batch", MOST, 1)
-        batch = min(1 if use.answers else job.batch, max(1, most))
-        shown = job.replace(batch=batch) if most else job.replace(batch=1)
-        found = estimate(model, shown, cluster, strategy) if most else None
+        if usual is not None and usual.verdict == "fits":  # also where a smaller batch may not
+            most = max(most, job.batch)
+        if not most:
+            return Row(use=use, job=job.replace(batch=1), stays=stays)
+        shown = job.replace(batch=min(1 if use.answers else job.batch, most))
+        found = usual if usual and shown == job else estimate(model, shown, cluster, strategy)
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
-    if found is None:
-        return Row(use=use, job=shown, stays=stays)
     time = found.time or found.generation
     return Row(
         use=use,

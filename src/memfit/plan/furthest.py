@@ -21,15 +21,18 @@ UNIT: Annotated[int, setting("tokens of which a longest context is a multiple")]
 SHARE: Annotated[int, setting("part of a length to which its live peak is followed")] = 8
 BACK: Annotated[int, setting("part of a number that is not worth another replay")] = 16
 FAR: Annotated[int, setting("times the first length from where on a curve is followed")] = 8
-HELD: Annotated[float, setting("bytes held beyond each that grows, where a search begins")] = 0.2
+OVERHEAD: Annotated[
+    float, setting("the allocator's overhead for each byte that grows, where a search begins")
+] = 0.2
 TRIES: Annotated[int, setting("replays of the allocator for one number, at most")] = 6
 
 
 class Look:
     """By how many bytes a job does not fit: by its live peak, or with the allocator replayed.
-    `held` is what the allocator held beyond each byte that grows, where the last search ended."""
+    `overhead` is what the allocator holds beyond each byte that the live peak grows by: gaps and
+    cache, as the last search found them."""
 
-    held = HELD
+    overhead = OVERHEAD
 
     def __init__(self, model: Model, cluster: Cluster, strategy: Strategy) -> None:
         self.model, self.cluster, self.strategy = model, cluster, strategy
@@ -74,17 +77,17 @@ class End(NamedTuple):
     slope: int
     most: int
 
-    def held(self, count: int, over: int) -> float:
-        """Bytes held beyond each that grows, where so many are lacking with the allocator."""
+    def overhead(self, count: int, over: int) -> float:
+        """The allocator's overhead at `count`, which lacks `over` bytes there."""
         beyond = over + self.slope * (self.last - count)
         return max(0.0, beyond / (self.slope * count)) if self.slope else 0.0
 
-    def begin(self, held: float) -> int:
-        """Where the end is with so many bytes held beyond each that grows; of large numbers a
-        little less, which may save a replay."""
+    def begin(self, overhead: float) -> int:
+        """Where memory ends with this overhead. Large numbers begin a little lower, so that the
+        first replay is more likely to fit."""
         if not self.slope:
             return self.most
-        count = math.floor(self.last / (1 + held))
+        count = math.floor(self.last / (1 + overhead))
         return max(1, min(self.most, count - count // (2 * BACK)))
 
 
@@ -111,11 +114,12 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
     end = live_end(short, first, second, ends, every=bool(step), curved=job.training)
     if end.last >= ends and top % unit and look.over(job.replace(**{name: top})) <= 0:
         return top
-    if end.held(end.begin(look.held), over(end.begin(look.held))) > 1:  # no line, no curve
+    begin = end.begin(look.overhead)
+    if end.overhead(begin, over(begin)) > 1:  # neither a line nor a curve
         end = searched_end(short, first, second, ends)
-    found = held_end(over, end, look.held)
+    found = allocator_end(over, end, look.overhead)
     if found and end.slope:
-        look.held = end.held(found, over(found))
+        look.overhead = end.overhead(found, over(found))
     return found * unit
 
 
@@ -126,8 +130,10 @@ def live_end(
     line through them tells it of batches (`every` number counts). Of lengths, a curve through three
     of them where training goes far (`curved`), else a search."""
     rise = (short(second) - short(first)) // max(1, second - first)
-    if rise <= 0:
-        return End(ends, 0, ends)  # none takes more than another
+    if second == first:
+        return End(ends, 0, ends)
+    if rise <= 0:  # another phase is the peak still
+        return searched_end(short, first, second, ends)
     line = first + -short(first) // rise
     if every:
         return End(line, rise, ends)
@@ -160,29 +166,28 @@ def curve_end(points: Sequence[tuple[int, int]], ends: int) -> End:
     return End(count, max(1, round(slope + 2 * bend * (count - c))), ends)
 
 
-def held_end(over: Callable[[int], int], end: End, held: float) -> int:
-    """The largest number for which the allocator has room, 0 where none has: first where it would
-    end with so many bytes held beyond each that grows, then by what is seen there, or between two.
-    A sixteenth more is not looked for."""
-    count = end.begin(held)
-    fits, room, refused, excess = 0, 0, end.most + 1, 0
+def allocator_end(over: Callable[[int], int], end: End, overhead: float) -> int:
+    """The largest number for which the allocator has room, 0 where none has: from where memory ends
+    with the usual overhead, along the line through what was replayed. A sixteenth more is not
+    looked for."""
+    count, fits, refused = end.begin(overhead), 0, end.most + 1
+    seen: list[tuple[int, int]] = []
     for _ in range(TRIES):
         value = over(count)
-        rise = max(1.0, end.slope * (1 + end.held(count, value)))
-        if value <= 0:
-            fits, room = count, -value
-        else:
-            refused, excess = count, value
+        seen.append((count, value))
+        fits, refused = (count, refused) if value <= 0 else (fits, count)
         if refused == 1:
             return 0
-        if fits:
-            more = (refused - fits) * room // (excess + room) if excess else round(room / rise)
-            count = min(fits + more, refused - 1)
-            if (count - fits) * BACK <= fits:
-                return fits
-        else:
-            back = math.ceil(excess / rise) if end.slope else refused // SHARE
-            count = max(1, refused - max(1, back))
+        rise = end.slope * (1 + end.overhead(count, value))
+        if len(seen) > 1:
+            (one, before), (other, after) = seen[-2:]
+            rise = (after - before) / (other - one) or rise
+        if rise <= 0:
+            rise = max(1, abs(value)) * SHARE / count  # nothing tells: an eighth up or down
+        likely = round if len(seen) == 1 and value <= 0 else math.ceil
+        count = max(1, min(count - likely(value / rise), refused - 1))
+        if fits and (count - fits) * BACK <= fits:
+            return fits
     return fits or halved(over, refused)
 
 
