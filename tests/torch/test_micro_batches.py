@@ -35,6 +35,7 @@ kind = Whole if sys.argv[1:] else Trainer
 trainer = kind(LlamaForCausalLM(config), settings, train_dataset=Rows())
 trainer.train()
 assert trainer.state.global_step == 3
+assert settings.gradient_accumulation_steps == 8
 """
 
 
@@ -42,7 +43,7 @@ def test_the_largest_batches_of_a_step_are_run_alone(tmp_path: Path) -> None:
     """The same peaks byte for byte, also those of the allocator."""
     script = tmp_path / "train.py"
     script.write_text(TRAINS)
-    few, whole = trace(script), trace(script, "whole")
+    few, whole = trace(script, steps=0), trace(script, "whole", steps=0)
     assert few.memory.allocated == whole.memory.allocated
     assert few.memory.reserved == whole.memory.reserved
     said = [one.message for one in few.problems if "batches of a step" in one.message]

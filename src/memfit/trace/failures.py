@@ -31,7 +31,7 @@ HUB = (
     "OfflineModeError",
     "DatasetNotFoundError",
     "MaxRetryError",
-    "HFValidationError",  # the path of a folder that is not there is no name of the hub's
+    "HFValidationError",  # raised for the path of a missing folder
 )
 UNREACHABLE = (
     "couldn't connect",

@@ -4,6 +4,7 @@ so the largest are run alone."""
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -21,32 +22,44 @@ def trainer(module: ModuleType, recorder: Watcher) -> list[Patch]:
     if collect is None or not hasattr(kind, "_inner_training_loop"):
         return []
     loop = kind._inner_training_loop
-    asked: dict[int, int] = {}  # batches of a step, by trainer
-    held: dict[int, list[Any]] = {}  # all of them, which are on the GPU while a step runs
+    steps: dict[int, Step] = {}  # of trainers that are training
 
     @functools.wraps(loop)
     def fewer(self: Any, *args: Any, **given: Any) -> Any:
         number = self.args.gradient_accumulation_steps
-        if number > ENOUGH and type(self).get_batch_samples is few and not shaped_by(self):
-            asked[id(self)] = number
-            self.args.gradient_accumulation_steps = ENOUGH
-            recorder.note(
-                "micro-batches",
-                f"of the {number} batches of a step the first and the {ENOUGH - 1} largest others "
-                "are run: the rest allocate less, or the same",
-            )
-        return loop(self, *args, **given)
+        whole = type(self).get_batch_samples is not few or shaped_by(self)
+        if number <= ENOUGH or whole:
+            return loop(self, *args, **given)
+        recorder.note(
+            "micro-batches",
+            f"of the {number} batches of a step the first and the {ENOUGH - 1} largest others "
+            "are run: the rest allocate less, or the same",
+        )
+        steps[id(self)] = Step(number)
+        self.args.gradient_accumulation_steps = ENOUGH
+        try:
+            return loop(self, *args, **given)
+        finally:
+            self.args.gradient_accumulation_steps = number
+            del steps[id(self)]
 
     @functools.wraps(collect)
     def few(self: Any, batches: Any, number: int, *args: Any) -> Any:
-        whole = asked.get(id(self), number)
-        found = list(collect(self, batches, whole, *args))
-        if whole > number:
-            held[id(self)] = found[0]
-            found[0] = largest(found[0])
-        return tuple(found)
+        step = steps.get(id(self))
+        if step is None:
+            return collect(self, batches, number, *args)
+        step.batches, *rest = collect(self, batches, step.number, *args)
+        return (largest(step.batches), *rest)
 
     return [(kind, "_inner_training_loop", fewer), (kind, "get_batch_samples", few)]
+
+
+@dataclass
+class Step:
+    """How many batches a step adds up, and all of them: they are on the GPU while it runs."""
+
+    number: int
+    batches: list[Any] = field(default_factory=list)
 
 
 def shaped_by(trainer: Any) -> bool:
