@@ -63,7 +63,9 @@ def options_of(
     if asked is not None and asked.seq != job.seq:
         usual = {**usual, "seq": asked.seq}  # so that it is named
     for name in fields:
-        value = job.quantization if name == "quant" and "quant" in usual else getattr(job, name)
+        value = getattr(job, name)
+        if name == "quant" and name in usual:  # which QLoRA implies
+            value = job.quantization
         if name not in given and value != usual.get(name, getattr(Job, name)):
             given[name] = value
     return given

@@ -264,7 +264,7 @@ def test_sglang_has_no_other_encoders() -> None:
 
 
 def test_what_no_encoder_can_is_refused_in_words() -> None:
-    with pytest.raises(InputError, match="is an encoder, which memfit knows in vLLM alone"):
+    with pytest.raises(InputError, match="is an encoder, not supported with this engine yet"):
         memfit.serve(BGE, engine="tgi", gpu="l4")
     with pytest.raises(InputError, match="models with an encoder"):
         plan_engine(BGE, engine="vllm", gpu="l4")

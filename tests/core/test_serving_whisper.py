@@ -107,7 +107,7 @@ def test_items_of_the_profiling_run() -> None:
 def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match=r"in vLLM before 0\.11 is not supported yet"):
         memfit.serve(LARGE, engine="vllm", gpu="l4", engine_version="0.10.0")
-    with pytest.raises(InputError, match="has an encoder, which memfit knows in vLLM alone"):
+    with pytest.raises(InputError, match="has an encoder, not supported with this engine yet"):
         memfit.serve(LARGE, engine="sglang", gpu="l4")
     with pytest.raises(InputError, match="models with an encoder"):
         plan_engine(LARGE, engine="vllm", gpu="l4")

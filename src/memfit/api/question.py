@@ -17,7 +17,6 @@ from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.lazy_dataclass import dataclass
 from memfit.model.heads import with_head
-from memfit.model.quantized import bitsandbytes_options
 from memfit.option_values import unknown
 from memfit.strategy import ONE, Strategy
 from memfit.words.gpus import cluster_of, gpu_notes
@@ -72,7 +71,6 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         else gather(later, lambda: (None, None), lambda: model_of(subject, ask, reasons))
     )
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
-    stored = {} if built is None else bitsandbytes_options(built.config)
     usual = assumed(
         named,
         {} if built is None else built.config,
@@ -119,8 +117,8 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         place=named_place(ask),
         notes=(
             *gpu_notes(ask.gpu),
-            *stored_notes(stored, values),
-            *method_notes(usual, {**stored, **named}),
+            *stored_notes(usual),
+            *method_notes(usual, named),
             *loop_notes({**usual, **named}, strategy, job),
             *([] if layout is None else [layout]),
         ),
@@ -129,11 +127,11 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     )
 
 
-def stored_notes(stored: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is said where a checkpoint tells its quantization."""
-    if stored and "quant" not in values:
+def stored_notes(usual: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is said where a checkpoint tells its quantization: nothing else assumes one."""
+    if "quant" in usual:
         yield Problem(
-            message=f"`--quant {stored['quant']}` is assumed: bitsandbytes stored the weights",
+            message=f"`--quant {usual['quant']}` is assumed: bitsandbytes stored the weights",
             where="job.quant",
             level="note",
         )
@@ -141,7 +139,8 @@ def stored_notes(stored: Mapping[str, Any], values: Mapping[str, Any]) -> Iterat
 
 def method_notes(usual: Mapping[str, Any], named: Mapping[str, Any]) -> Iterator[Problem]:
     """What is said where another option meant the method."""
-    implied = implied_method(named) if "method" in usual else None
+    known = {"quant": usual.get("quant", "none"), **named}
+    implied = implied_method(known) if "method" in usual else None
     if implied is not None:
         option = implied.option.replace("_", "-")
         yield Problem(

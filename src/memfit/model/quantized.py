@@ -76,12 +76,13 @@ def bitsandbytes_options(config: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
         compute = str(settings.get("bnb_4bit_compute_dtype") or "float32")
         found = {
-            "quant": settings.get("bnb_4bit_quant_type") or "fp4",
+            "quant": str(settings.get("bnb_4bit_quant_type") or "fp4"),
             "double_quant": bool(settings.get("bnb_4bit_use_double_quant")),
             "quant_compute": compute.removeprefix("torch."),
         }
     whole = settings.get("llm_int8_skip_modules")
-    return found | ({"quant_skip": ",".join(map(str, whole))} if whole else {})
+    kept = ",".join(map(str, whole)) if isinstance(whole, list) else str(whole or "")
+    return found | ({"quant_skip": kept} if kept else {})
 
 
 def stored_as(model: Model) -> str:

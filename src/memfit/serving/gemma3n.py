@@ -13,7 +13,7 @@ from typing import Any
 
 from memfit.model.model import Model
 from memfit.model.modules import MLP, Block, Embedding, Layer, Linear
-from memfit.serving.parts import decoder, gated, heads_of, norm
+from memfit.serving.parts import decoder, gated, heads_of, norm, plain
 
 Config = Mapping[str, Any]
 
@@ -31,8 +31,8 @@ def gemma3n(config: Config) -> Model:
     inner = config["intermediate_size"]
     sizes = inner if isinstance(inner, list) else [inner] * count
     beside = [
-        low_rank("laurel", "linear_left", "linear_right", width, int(config["laurel_rank"])),
-        low_rank("per_layer", "per_layer_input_gate", "per_layer_projection", width, each),
+        low_rank("laurel", "linear_left", "linear_right", (width, int(config["laurel_rank"]))),
+        low_rank("per_layer", "per_layer_input_gate", "per_layer_projection", (width, each)),
     ]
     # coefficients of the streams, a router with its norm, and a scale
     altup = norm("altup", streams**2 + streams**3 + (streams + 2) * width)
@@ -71,13 +71,8 @@ def gemma3n(config: Config) -> Model:
     return decoder({"tie_word_embeddings": True, **config}, layers, extra)
 
 
-def low_rank(name: str, first: str, second: str, width: int, inner: int) -> MLP:
-    return MLP(
-        name=name,
-        up=Linear(name=f"{name}.{first}", inputs=width, outputs=inner),
-        down=Linear(name=f"{name}.{second}", inputs=inner, outputs=width),
-        style="plain",
-    )
+def low_rank(name: str, first: str, second: str, sizes: tuple[int, int]) -> MLP:
+    return plain(name, f"{name}.{first}", f"{name}.{second}", sizes, bias=False)
 
 
 __all__ = ["gemma3n"]

@@ -126,6 +126,21 @@ def gated(width: int, inner: int, name: str = "mlp") -> MLP:
     )
 
 
+def plain(name: str, up: str, down: str, sizes: tuple[int, int], *, bias: bool) -> MLP:
+    """Two matrices of these names with a function between them; `sizes`: outside, and between."""
+    width, inner = sizes
+    return MLP(
+        name=name,
+        up=Linear(name=up, inputs=width, outputs=inner, bias=bias),
+        down=Linear(name=down, inputs=inner, outputs=width, bias=bias),
+        style="plain",
+    )
+
+
+def layer_norm(name: str, width: int, *, bias: bool = True) -> Norm:
+    return Norm(name=name, width=width, style="layer", bias=bias)
+
+
 def norm(name: str, width: int) -> Norm:
     return Norm(name=name, width=width)
 

@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from memfit.model.model import Model
-from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Norm, Weight
-from memfit.serving.parts import Crossing, decoder
+from memfit.model.modules import Attention, Block, Embedding, Layer, Linear, Weight
+from memfit.serving.parts import Crossing, decoder, layer_norm, plain
 
 Config = Mapping[str, Any]
 TAPS = 3  # of each of the two convolutions
@@ -27,12 +27,7 @@ def whisper(config: Config) -> Model:
         **{one.name: getattr(sound, one.name) for one in fields(sound)},
         length=int(config["max_source_positions"]),
     )
-    forward = MLP(
-        name="mlp",
-        up=Linear(name="fc1", inputs=width, outputs=inner, bias=True),
-        down=Linear(name="fc2", inputs=inner, outputs=width, bias=True),
-        style="plain",
-    )
+    forward = plain("mlp", "fc1", "fc2", (width, inner), bias=True)
     one = Layer(
         blocks=(
             Block(norm=layer_norm("self_attn_layer_norm", width), mixer=own),
@@ -56,10 +51,6 @@ def whisper(config: Config) -> Model:
         towers=tuple(tower(config, width)),
         encodes=True,
     )
-
-
-def layer_norm(name: str, width: int) -> Norm:
-    return Norm(name=name, width=width, style="layer", bias=True)
 
 
 def attention(name: str, width: int, heads: int) -> Attention:

@@ -71,10 +71,10 @@ def known_model(
         message = f"compressed caches of `{subject.model.family}` are known for vLLM alone"
         raise InputError.one(message, where="model", hint="use `--engine vllm`, version 0.25 or so")
     if is_encoder(subject.model) and not encoders:
-        message = f"`{subject.model.family}` is an encoder, which memfit knows in vLLM alone"
+        message = f"`{subject.model.family}` is an encoder, not supported with this engine yet"
         raise InputError.one(message, where="model", hint="use `--engine vllm`")
     if is_speech(subject.model) and not speech:
-        message = f"`{subject.model.family}` has an encoder, which memfit knows in vLLM alone"
+        message = f"`{subject.model.family}` has an encoder, not supported with this engine yet"
         raise InputError.one(message, where="model", hint="use `--engine vllm`")
     return subject.model
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memfit.model.model import Model
-from memfit.model.modules import MLP, Block, Embedding, Layer, Linear, Loose, Module, Norm, Weight
-from memfit.serving.parts import Bidirectional, decoder
+from memfit.model.modules import MLP, Block, Embedding, Layer, Linear, Loose, Module, Weight
+from memfit.serving.parts import Bidirectional, decoder, layer_norm, plain
 
 Config = Mapping[str, object]
 LABELS = 2  # of a classifier whose config says nothing (transformers PretrainedConfig.num_labels)
@@ -26,10 +26,6 @@ def number(config: Config, *keys: str, default: int | None = None) -> int:
     if not isinstance(found, (int, float)):
         raise KeyError(keys[0])
     return int(found)
-
-
-def layer_norm(name: str, width: int, *, bias: bool = True) -> Norm:
-    return Norm(name=name, width=width, style="layer", bias=bias)
 
 
 def attention(width: int, heads: int, names: tuple[str, ...], *, bias: bool) -> Bidirectional:
@@ -111,16 +107,11 @@ def bert(config: Config) -> Model:
     own = "attention.self"
     names = (f"{own}.query", f"{own}.key", f"{own}.value", "attention.output.dense")
     mixer = attention(width, number(config, "num_attention_heads"), names, bias=True)
-    plain = MLP(
-        name="mlp",
-        up=Linear(name="intermediate.dense", inputs=width, outputs=inner, bias=True),
-        down=Linear(name="output.dense", inputs=inner, outputs=width, bias=True),
-        style="plain",
-    )
+    forward = plain("mlp", "intermediate.dense", "output.dense", (width, inner), bias=True)
     one = Layer(
         blocks=(
             after(mixer, "attention.output.LayerNorm", width),
-            after(plain, "output.LayerNorm", width),
+            after(forward, "output.LayerNorm", width),
         )
     )
     positions, kinds = number(config, "max_position_embeddings"), types(config, 2)
@@ -213,7 +204,7 @@ def gte(config: Config) -> Model:
 
 
 def nomic(config: Config) -> Model:
-    """By the names of its own code, or of transformers; without a mixture of experts."""
+    """Reads the keys of Nomic's own code or of transformers. Mixtures of experts are refused."""
     if config.get("moe_every_n_layers"):
         raise KeyError("moe_every_n_layers")
     function = str(config.get("activation_function") or config.get("hidden_act") or "silu")

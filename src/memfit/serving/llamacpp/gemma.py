@@ -42,7 +42,7 @@ def gemma4(b: Builder) -> None:
 
 
 def layer_inputs(b: Builder, x: Tensor) -> Tensor:
-    """Of each token and layer the sum of a row of its own table and a projection of the token's
+    """For each token and layer: a row of that layer's table plus a projection of the token's
     embedding (gemma4.cpp build_inp_per_layer, project_per_layer_inputs)."""
     size, layers = b.model.number("embedding_length_per_layer_input"), b.model.layers
     table = ggml.rows(b.needed("per_layer_token_embd.weight"), ggml.given((b.n,), I32))

@@ -7,8 +7,7 @@ from memfit.serving.llamacpp import ggml
 from memfit.serving.llamacpp.builder import Builder
 from memfit.serving.llamacpp.gemma import attention, layer_inputs
 from memfit.serving.llamacpp.ggml import Tensor
-
-SPARSE = 10  # layers that keep the largest activations alone (`n_layer_sparsity`)
+from memfit.serving.llamacpp.recipes import RECIPES
 
 
 def gemma3n(b: Builder) -> None:
@@ -52,7 +51,7 @@ def _feed_forward(b: Builder, layer: int, x: Tensor) -> Tensor:
     """Gated; the first layers set all but the largest activations of the gate to zero."""
     p = f"blk.{layer}."
     up, gate = b.linear(f"{p}ffn_up", x), b.linear(f"{p}ffn_gate", x)
-    if layer < SPARSE:
+    if layer < RECIPES[b.model.arch].sparse:
         mean = ggml.as_float("mean", (1, b.n), gate)
         apart = ggml.same("sqr", ggml.same("sub", gate, mean))
         spread = ggml.same("scale", ggml.as_float("sum_rows", (1, b.n), apart))
@@ -73,7 +72,7 @@ def _predicted(b: Builder, p: str, x: Tensor) -> Tensor:
 
 
 def _corrected(b: Builder, p: str, predicted: Tensor, active: Tensor) -> Tensor:
-    """The copies after the layer: what it changed, added to each with a weight of its own."""
+    """The copies after the layer: each gets the layer's change, times a weight."""
     copies = predicted.ne[2]
     weights = b.linear(f"{p}altup_correct_coef", _weights(b, p, active))
     weights = ggml.transpose(ggml.same("scale", weights))

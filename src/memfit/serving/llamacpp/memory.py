@@ -10,7 +10,6 @@ from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp import graphs
 from memfit.serving.llamacpp.builder import Builder, Places
 from memfit.serving.llamacpp.caches import LayerCache, layer_caches, window_cells
-from memfit.serving.llamacpp.gemma3n import SPARSE
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import HOST, Machine, model_buffers, place
 from memfit.serving.llamacpp.recipes import RECIPES
@@ -168,7 +167,7 @@ def compute_buffers(
     order = enough_layers(alike)
     copies = model.number("embedding_length_per_layer_input") and len(set(places.layers)) > 1
     if copies or "attention.indexer.top_k" in model.facts:
-        order = list(range(model.layers))  # each layer has an input of its own
+        order = list(range(model.layers))  # each layer has its own input
     key = (
         replace(settings, gpu_layers=0, cpu_moe=0, overrides=(), split=(), draft=None),
         settings.gpu_layers > model.number("block_count"),
@@ -235,7 +234,7 @@ def signature(model: GgufModel, places: Places, layer: int) -> object:
     )
     shapes = model.shapes.get(layer, ())
     heads = (model.heads(layer), model.kv_heads(layer))
-    sparse = model.arch == "gemma3n" and layer < SPARSE
+    sparse = layer < RECIPES[model.arch].sparse
     own = model.cache_of(layer) == layer
     turned = (model.slides(layer), graphs.rotates(model, layer), own, sparse)
     return (*heads, *turned, places.layers[layer], places.caches[layer], shapes, homes, types)

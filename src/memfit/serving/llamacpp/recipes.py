@@ -32,6 +32,7 @@ class Recipe:
     gated_attention: bool = False
     flash: bool = True  # False: its scores need more than the fused kernel does
     expands_input: bool = False
+    sparse: int = 0  # first layers whose feed-forward keeps the largest activations alone
 
     @property
     def encodes(self) -> bool:
@@ -48,7 +49,7 @@ RECIPES: Mapping[str, Recipe] = {
     "gemma": Recipe(scales_embedding=True, scales_query=True),
     "gemma2": Recipe(scales_embedding=True, scales_query=True, softcap=True),
     "gemma3": Recipe(scales_embedding=True, scales_query=True),
-    "gemma3n": Recipe(layers="gemma3n"),
+    "gemma3n": Recipe(layers="gemma3n", sparse=10),  # `n_layer_sparsity`
     "gemma4": Recipe(layers="gemma4", scales_embedding=True),
     "bert": Recipe(layers="encoder", norm=LAYER, act="gelu", rope=False),
     "nomic-bert": Recipe(layers="encoder", norm=LAYER),

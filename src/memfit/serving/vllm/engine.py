@@ -149,6 +149,17 @@ def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
     need = made.request_bytes(setup.length, setup.in_flight)
     figures = {"weights_gib": sizes.weights / GIB}
     failure, remedy = compressed.refused_cache(setup)
+    return replace(
+        described(setup),
+        pools=pools(setup, sizes, need),
+        failure=failure,
+        remedy=remedy,
+        figures=figures | (step_figures(setup) if setup.uncached else {"kv_gib": need / GIB}),
+    )
+
+
+def described(setup: Setup) -> ServingAnswer:
+    """An answer that says only what was asked."""
     return ServingAnswer(
         engine="vllm",
         title="vLLM",
@@ -157,10 +168,8 @@ def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
         origin=setup.subject.origin,
         parameters=setup.model.parameters,
         gpus=setup.gpus,
-        pools=pools(setup, sizes, need),
-        failure=failure,
-        remedy=remedy,
-        figures=figures | (step_figures(setup) if setup.uncached else {"kv_gib": need / GIB}),
+        pools=(),
+        figures={},
         problems=setup.problems,
         command=setup.command,
     )
@@ -209,22 +218,15 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
         "max_concurrency_len": setup.length,
     }
     held = (Pool(name="CUDA context", bytes=before), *pools(setup, sizes, max(0, cache)))
-    return ServingAnswer(
-        engine="vllm",
-        title="vLLM",
-        version=setup.version,
-        model=setup.subject.name,
-        origin=setup.subject.origin,
-        parameters=setup.model.parameters,
+    return replace(
+        described(setup),
         gpu=device.name,
-        gpus=setup.gpus,
         usable=device.total,
         pools=held,
         figures=figures,
         log=() if failure else log_lines(setup, figures),
         failure=failure,
         remedy=remedy,
-        command=setup.command,
         problems=(*setup.problems, *assumed(setup, device)),
     )
 
@@ -246,22 +248,16 @@ def without_cache(
     log = [f"Model loading took {figures['weights_gib']:.4f} GiB"]
     if sizes.graphs:
         log.append(f"Graph capturing finished in … secs, took {figures['graphs_gib']:.2f} GiB")
-    return ServingAnswer(
-        engine="vllm",
-        title="vLLM",
-        version=setup.version,
-        model=setup.subject.name,
-        origin=setup.subject.origin,
+    return replace(
+        described(setup),
         parameters=setup.subject.parameters or setup.model.parameters,
         gpu=device.name,
-        gpus=setup.gpus,
         usable=device.total,
         pools=(Pool(name="CUDA context", bytes=before), *pools(setup, sizes, 0)),
         figures=figures,
         log=() if failure else tuple(log),
         failure=failure,
         remedy=remedy,
-        command=setup.command,
         problems=(*setup.problems, *assumed(setup, device)),
     )
 

@@ -3,7 +3,7 @@ an encoder, which has no KV cache, takes of the GPU.
 
 Source: vLLM `config/model.py` _get_runner_type, is_chunked_prefill_supported and
 _SUFFIX_TO_DEFAULTS, `config/vllm.py` (PIECEWISE), `v1/engine/core.py` _initialize_kv_caches, 0.11.0
-to 0.33.0. An encoder is not profiled, and its log says nothing of a cache.
+to 0.33.0. vLLM does not profile an encoder, and its log has no line about a cache.
 """
 
 from __future__ import annotations
